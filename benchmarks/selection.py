@@ -18,12 +18,11 @@ from benchmarks.plain_min_separation import plain_min_separation
 from benchmarks.timing import Figure
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import certify
-from coowned.selection.bias_mitigating import BiasMitigating
+from coowned.selection.bias_mitigating import BiasMitigating, pareto
 from coowned.selection.greedy import Greedy
 from coowned.selection.greedy_min_separation import GreedyMinSeparation, max_min_separation
 from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
 from coowned.selection.order import ordered_rows
-from coowned.selection.pareto import pareto
 from coowned.synthetic.regular_graph import RegularGraph
 
 BOUND = 3

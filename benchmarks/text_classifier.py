@@ -23,7 +23,7 @@ import scipy.sparse
 import coowned as co
 from benchmarks.timing import Figure, interleaved
 from benchmarks.training import with_noise
-from coowned.content.sparse_table import SparseTable
+from coowned.content.hashed_text import SparseTable
 from coowned.exact.keys import RunKey
 from coowned.exact.sparse_sums import ONE
 from coowned.training.loop import Trainer

@@ -43,9 +43,8 @@ def train_once(num_features: int) -> dict[str, float]:
     from coowned import Greedy, PoissonSampling, certify, guarantee
     from coowned.exact.keys import RunKey
     from coowned.models.logistic_regression import LogisticRegression
-    from coowned.synthetic.logistic_data import LogisticData
+    from coowned.synthetic.logistic_data import LogisticData, WorldData
     from coowned.synthetic.regular_graph import RegularGraph
-    from coowned.synthetic.world_data import WorldData
     from coowned.training.loop import train
     from coowned.training.plan import TrainingPlan
 

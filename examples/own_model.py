@@ -52,7 +52,7 @@ def make_examples(count=4000, users=2000):
     owners = generator.integers(0, users, size=(count, 2))
     table = {
         "users": [[f"user{one}", f"user{two}"] for one, two in owners],
-        "point": points.tolist(),
+        "point": points,
         "same_sign": points.prod(axis=1) > 0,
     }
     return co.from_table(table, users="users")

@@ -28,7 +28,7 @@ from coowned.models.model import Model
 from coowned.runs.config import TrainConfig
 from coowned.runs.configured_run import make_plan, run_configuration
 from coowned.runs.run_folder import RunFolder
-from coowned.synthetic.hashed_words import hashed_words
+from coowned.synthetic.toy_emails import hashed_words
 from coowned.training.evaluate import example_losses
 from coowned.training.loop import Trainer
 from experiments import private_abstracts

@@ -15,8 +15,8 @@ import coowned as co
 from coowned.content.data import FeatureTable
 from coowned.errors import UncertifiableError
 from coowned.progress import counted
-from coowned.synthetic.hashed_words import hashed_words
 from coowned.synthetic.logistic_data import LogisticData
+from coowned.synthetic.toy_emails import hashed_words
 from experiments.framework import logistic
 from experiments.framework.graphs import data_file, real_graph
 from experiments.framework.rows import Point, Row

@@ -1,14 +1,14 @@
 """Is there an actionable attack on a person's presence? (beyond the paper, which leaves it open)
 
 A person leaves with every example they are part of, and S is selected again with the same seed. How many copies of
-*other* people's examples change is what the fixed-graph guarantee does not count. Small worlds are then trained many
-times with and without a person, and an attacker who knows everything else guesses which.
+*other* people's examples change is what the fixed-graph guarantee does not count: for people at random by selecting
+again, and for everyone where the order is fixed. Small worlds are then trained many times with and without a person,
+and an attacker who knows everything else, and perhaps the published size of S, guesses which.
 """
 
 import functools
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import altair as alt
@@ -16,13 +16,17 @@ import numpy as np
 import polars as pl
 
 import coowned as co
+from coowned.attribution.graph import AttributionGraph
 from coowned.audit.checks import lower_bound, upper_bound
 from coowned.audit.retraining import measure_leak, retrain
 from coowned.content.data import FeatureTable, with_norms
 from coowned.exact.keys import RunKey
+from coowned.progress import silent
+from coowned.selection.order import hash_order, ordered_rows
 from coowned.training.loop import Trainer
 from coowned.training.plan import TrainingPlan
 from experiments.framework.graphs import real_graph, synthetic_graph
+from experiments.framework.leaving import leave, walk_of
 from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import Effect, Verdict, judge
 
@@ -31,7 +35,10 @@ CLAIMS = (
     "On real graphs, a person who leaves changes at most 3 copies of others in 90% of cases (ours).",
     "Where a hand-made chain is walked in input order, presence is told beyond the claimed epsilon (ours).",
     "With hashed ties, presence is told beyond the claimed epsilon in some small world (ours).",
+    "A chain built by somebody who knows the seed tells presence beyond the claimed epsilon with hashed ties (ours).",
+    "Where the size of S is published, presence is told beyond the claimed epsilon in some small world (ours).",
 )
+PAGE = "docs/results.md"
 INPUT = "greedy, input order"
 SELECTORS: dict[str, Any] = {
     "greedy": co.Greedy,
@@ -42,8 +49,11 @@ SELECTORS: dict[str, Any] = {
     INPUT: functools.partial(co.Greedy, ties="input"),
 }
 HASHED = ("greedy", "bias-mitigating", "priced")
+HASH_ALONE, FIRST_ONES = "greedy, hash alone", "first of each person"
 CHAIN, SKEWED = "chain", "skewed"
-BOUNDS = {CHAIN: 1}  # 3 elsewhere
+KNOWN_SEED = "chain, seed known"  # whose examples follow one another in the order of their hashes
+BOUNDS = {CHAIN: 1, KNOWN_SEED: 1}  # 3 elsewhere
+SIZE = "size of S"
 PEOPLE, LARGEST = 100, 20  # drawn at random, and with the most examples
 TRIALS, ALPHA, FEATURES = 400, 1e-3, 8
 CLAIM = {"epsilon": 1.0, "delta": 1e-5, "adjacency": "zero-out"}
@@ -64,9 +74,22 @@ def _attacks(trials: int, *worlds: tuple[str, str, str, str]) -> list[Point]:
     ]
 
 
+def _everyone(*graphs: str) -> list[Point]:
+    return [
+        {"part": "everyone", "graph": graph, "selector": rule} for graph, rule in itertools.product(graphs, EVERYONE)
+    ]
+
+
+def _published(points: list[Point]) -> list[Point]:
+    return [point | {"released": SIZE} for point in points]
+
+
+EVERYONE = ("greedy", INPUT, HASH_ALONE, FIRST_ONES)
 GRID = {
     "ci": _stability(("made up", CHAIN), ("greedy", INPUT), 5)
-    + _attacks(16, (CHAIN, INPUT, "worst", "worst case"), (SKEWED, "greedy", "random", "drawn")),
+    + _attacks(16, (CHAIN, INPUT, "worst", "worst case"), (SKEWED, "greedy", "random", "drawn"))
+    + _published(_attacks(16, (SKEWED, "greedy", "random", "drawn")))
+    + _everyone("made up", KNOWN_SEED),
     "small": _attacks(
         TRIALS,
         (CHAIN, INPUT, "worst", "worst case"),
@@ -81,7 +104,18 @@ GRID = {
         (SKEWED, "greedy", "worst", "drawn"),
         (CHAIN, "greedy", "worst", "worst case"),
     )
-    + _stability(("arXiv",), ("greedy", "bias-mitigating"), 20),
+    + _stability(("arXiv",), ("greedy", "bias-mitigating"), 20)
+    + _everyone("ACL", "mailing list", "arXiv", CHAIN, KNOWN_SEED)
+    + _attacks(TRIALS, (KNOWN_SEED, "greedy", "worst", "worst case"))
+    + _published(
+        _attacks(
+            TRIALS,
+            (SKEWED, "greedy", "worst", "worst case"),
+            (SKEWED, "greedy", "random", "drawn"),
+            (SKEWED, "bias-mitigating", "worst", "worst case"),
+            (CHAIN, INPUT, "worst", "worst case"),
+        )
+    ),
     "paper": [],
 }
 
@@ -93,9 +127,12 @@ def cost(point: Point) -> float:
 @functools.lru_cache(maxsize=2)
 def graph_of(name: str, small: bool = False) -> co.AttributionGraph:
     """Returns a graph; those of the attack are small."""
-    if name == CHAIN:
+    if name in (CHAIN, KNOWN_SEED):
         length = 300 if small else 2000
-        return co.AttributionGraph.from_users_per_example([[i, i + 1] for i in range(length)])
+        at = np.arange(length)  # of each example
+        if name == KNOWN_SEED:
+            at[hash_order(np.full(length, 2, np.int32), None, seed=0, progress=silent)] = np.arange(length)
+        return co.AttributionGraph.from_users_per_example([[i, i + 1] for i in at.tolist()])
     return synthetic_graph(name, 1_500, 4) if name == SKEWED else real_graph(name)
 
 
@@ -119,7 +156,40 @@ def changed_copies(name: str, graph: co.AttributionGraph, whole: co.Selection, p
 
 
 def run(point: Point) -> Row:
-    return stability(point) if point["part"] == "stability" else attack(point)
+    return {"stability": stability, "everyone": everyone, "attack": attack}[point["part"]](point)
+
+
+def everyone(point: Point) -> Row:
+    """Copies of others that change for every person, and whether the size of S does: what statements publish."""
+    rule, graph = point["selector"], graph_of(point["graph"])
+    people = np.flatnonzero(graph.examples_per_user)
+    walk = walk_of(graph, _order(rule, graph))
+    chosen, left = leave(walk, BOUNDS.get(point["graph"], 3), people, first_ones=rule == FIRST_ONES)
+    degrees, worst = graph.examples_per_user[people], int(left.changed.argmax())
+    of_class = np.log2(degrees).astype(int)
+    classes = [left.changed[of_class == number] for number in range(of_class.max() + 1)]
+    return {
+        "num_examples": graph.num_examples,
+        "num_people": len(people),
+        "size": int(chosen.taken.sum()),
+        "mean_changed": float(left.changed.mean()),
+        "percentile_99": float(np.quantile(left.changed, 0.99)),
+        "worst_changed": int(left.changed[worst]),
+        "worst_degree": int(degrees[worst]),
+        "share_unchanged": float((left.changed == 0).mean()),
+        "share_of_sizes_changed": float((left.gained != left.own).mean()),
+        "people_by_degree": [len(found) for found in classes],  # 1, 2 to 3, 4 to 7, …
+        "mean_by_degree": [float(found.mean()) if len(found) else None for found in classes],
+        "worst_by_degree": [int(found.max()) if len(found) else None for found in classes],
+    }
+
+
+def _order(rule: str, graph: AttributionGraph) -> np.ndarray:
+    """The examples with users, as they are visited."""
+    if rule == HASH_ALONE:
+        order = hash_order(np.zeros(graph.num_examples, np.int32), graph.example_ids, seed=0, progress=silent)
+        return order[graph.users_per_example[order] > 0]
+    return ordered_rows(graph, seed=0, ties="input" if rule == INPUT else "hash", progress=silent).attributed
 
 
 def stability(point: Point) -> Row:
@@ -163,10 +233,14 @@ def attack(point: Point) -> Row:
     question = _mean_gradient(features, labels, copies_without) - _mean_gradient(features, labels, whole.copies)
     model = co.LogisticRegression(num_features=FEATURES)
     start = model.initial()
+    # Who sees the size of S and knows everything else compares it with what it would be with this person.
+    seen = 1e6 * np.sign(whole.size - again.size) if point.get("released") == SIZE else 0.0
 
     def score(included: bool, number: int) -> float:
         trainer = Trainer([_with_key(plans[included], 1 + number)], model)
-        return float(question @ trainer.train(tables[included], start)["coefficients"][0].astype(np.float64))
+        return included * seen + float(
+            question @ trainer.train(tables[included], start)["coefficients"][0].astype(np.float64)
+        )
 
     leak = measure_leak(*retrain(score, trials=point["trials"]), delta=CLAIM["delta"], alpha=ALPHA)
     claimed = [plan.guarantee.epsilon for plan in plans.values() if plan.guarantee is not None]
@@ -262,45 +336,80 @@ def draw(rows: list[Row]) -> alt.LayerChart:
     )
 
 
+def pictures(rows: list[Row]) -> dict[str, alt.FacetChart]:
+    """Of everyone: mean and worst number of copies of others that change, by the person's examples."""
+    own = [row for row in rows if row["part"] == "everyone"]
+    if not own:
+        return {}
+    lines = [
+        {"graph": row["graph"], "rule": row["selector"], "examples": 2**number, "mean": mean, "worst": worst}
+        for row in own
+        for number, (mean, worst) in enumerate(zip(row["mean_by_degree"], row["worst_by_degree"], strict=True))
+        if mean is not None
+    ]
+    base = alt.Chart(pl.DataFrame(lines)).encode(
+        x=alt.X("examples:Q", title="examples of the person, at least").scale(type="log"),
+        color=alt.Color("rule:N", title=None, sort=list(EVERYONE)),
+    )
+    count = {"title": "copies of others: mean (line), worst (point)", "axis": alt.Axis(values=[0, 1, 10, 100, 1000])}
+    mean = base.mark_line().encode(y=alt.Y("mean:Q", **count).scale(type="symlog"))
+    worst = base.mark_point(size=20).encode(y=alt.Y("worst:Q", **count).scale(type="symlog"))
+    chart = (mean + worst).properties(width=170, height=170).facet(facet=alt.Facet("graph:N", title=None), columns=3)
+    return {"node_privacy_everyone": chart}
+
+
+def table(rows: list[Row]) -> str:
+    """What the leaving of everyone changes, by graph and rule, in Markdown."""
+    lines = ["| graph | rule | size of S | people | mean | 99th percentile | worst | nothing | size of S changes |"]
+    lines.append("|---|---|---:|---:|---:|---:|---:|---:|---:|")
+    for row in (row for row in rows if row["part"] == "everyone"):
+        lines.append(
+            f"| {row['graph']} | {row['selector']} | {row['size']:,} | {row['num_people']:,} | "
+            f"{row['mean_changed']:.2f} | {row['percentile_99']:,.0f} | {row['worst_changed']:,} | "
+            f"{row['share_unchanged']:.1%} | {row['share_of_sizes_changed']:.1%} |"
+        )
+    return "\n".join(lines)
+
+
 def claims(rows: list[Row]) -> list[Verdict]:
     real = [row for row in rows if row["part"] == "stability" and row["graph"] != CHAIN]
     real = [row for row in real if row["selector"] in HASHED]
-    attacks = [row for row in rows if row["part"] == "attack"]
-    by_hand = [row for row in attacks if row["selector"] == INPUT]
-    hashed = [row for row in attacks if row["selector"] != INPUT]
     chains = [row for row in rows if row["part"] == "stability" and row["graph"] == CHAIN]
+    sampled = [point for point in GRID["small"] if point["part"] == "stability" and point["graph"] != CHAIN]
+    attacks = [row for row in rows if row["part"] == "attack"]
     return [
         judge(
             CLAIMS[0],
             [_share_within(row["changed"]) for row in real],
             "; ".join(map(_spread, real)),
             above=0.9,
-            cases=len(_named("stability", HASHED, lambda graph: graph != CHAIN)),
+            cases=len([point for point in sampled if point["selector"] in HASHED]),
             why=f"Hand-made chains: {'; '.join(map(_spread, chains))}." if chains else "",
         ),
-        judge(
-            CLAIMS[1],
-            list(map(_excess, by_hand)),
-            "; ".join(map(_found, by_hand)),
-            above=0.0,
-            in_some=True,
-            cases=len(_named("attack", (INPUT,))),
-        ),
-        judge(
-            CLAIMS[2],
-            list(map(_excess, hashed)),
-            "; ".join(map(_found, hashed)),
-            above=0.0,
-            in_some=True,
-            cases=len(_named("attack", HASHED)),
-        ),
+        *(_judged(number, [row for row in attacks if _tested_by(row) == number]) for number in range(1, len(CLAIMS))),
     ]
 
 
-def _named(part: str, selectors: tuple[str, ...], wanted: Callable[[str], bool] = lambda graph: True) -> list[Point]:
-    """The cases that were named before any row: verdicts wait for all of them."""
-    points = [point for point in GRID["small"] if point["part"] == part and point["selector"] in selectors]
-    return [point for point in points if wanted(point["graph"])]
+def _tested_by(attack: Point) -> int:
+    """The number of the claim that an attack is for."""
+    if attack.get("released") == SIZE:
+        return 4
+    if attack["graph"] == KNOWN_SEED:
+        return 3
+    return 1 if attack["selector"] == INPUT else 2
+
+
+def _judged(number: int, rows: list[Row]) -> Verdict:
+    """The verdict on attacks, which waits for all cases that were named before any row."""
+    named = [point for point in GRID["small"] if point["part"] == "attack" and _tested_by(point) == number]
+    return judge(
+        CLAIMS[number],
+        list(map(_excess, rows)),
+        "; ".join(map(_found, rows)),
+        above=0.0,
+        in_some=True,
+        cases=len(named),
+    )
 
 
 def _share_within(changed: list[int]) -> Effect:

@@ -3,10 +3,12 @@
 A point of the engine "local" needs no Spark.
 """
 
+import contextlib
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import altair as alt
 import numpy as np
@@ -19,6 +21,9 @@ from coowned.synthetic.regular_graph import RegularGraph
 from coowned.synthetic.skewed_graph import SkewedGraph
 from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import Verdict, judge_cases
+
+if TYPE_CHECKING:
+    from coowned.spark import SparkGraph
 
 CLAIMS = ("Spark selects the same S as one machine, on every graph (ours).",)
 PAGE = "docs/spark.md"
@@ -102,35 +107,49 @@ def claims(rows: list[Row]) -> list[Verdict]:
 
 
 def _run_on_spark(graph: co.AttributionGraph, selector: co.Greedy, expected: co.Selection) -> dict:
-    from coowned.spark import attribute, select, session
+    from coowned.spark import select
 
-    with tempfile.TemporaryDirectory() as folder, session("local[2]") as spark:
-        lists = pa.LargeListArray.from_arrays(pa.array(graph.indptr), pa.array(graph.users.astype(np.int64)))
-        table = pa.table({"example_id": np.arange(graph.num_examples), "users": lists})
-        pyarrow.parquet.write_table(table, Path(folder) / "graph.parquet", row_group_size=1 << 18)
-        attributed = attribute(spark.read.parquet(folder))
-        left: list[int] = []
+    left: list[int] = []
 
-        def progress(done: float, message: str) -> None:
-            if message.startswith("round"):
-                left.append(int(message.rsplit("(", 1)[1].removesuffix(" pairs)").replace(",", "")))
+    def progress(done: float, message: str) -> None:
+        if message.startswith("round"):
+            left.append(int(message.rsplit("(", 1)[1].removesuffix(" pairs)").replace(",", "")))
 
+    with on_spark(graph) as attributed:
+        spark = attributed.checkpoints.spark
         before = shuffled_bytes(spark)
         started = time.perf_counter()
         found = select(attributed, selector, residue=0, progress=progress)
         seconds = time.perf_counter() - started
         shuffled = shuffled_bytes(spark) - before
-        rows = found.toArrow()
-        copies = np.zeros(graph.num_examples, np.int32)
-        copies[rows["example_id"].to_numpy()] = rows["copies"].to_numpy()
-        if not np.array_equal(copies, expected.copies):
+        if not np.array_equal(copies_of(found, graph), expected.copies):
             raise AssertionError("Spark gave another S than one machine")
-        return {
-            "rounds": len(left),
-            "first_round_left": left[0],
-            "shuffled_bytes": shuffled,
-            "seconds": round(seconds, 1),
-        }
+    return {
+        "rounds": len(left),
+        "first_round_left": left[0],
+        "shuffled_bytes": shuffled,
+        "seconds": round(seconds, 1),
+    }
+
+
+@contextlib.contextmanager
+def on_spark(graph: co.AttributionGraph) -> "Iterator[SparkGraph]":
+    """The graph with integers as ids and users, on a Spark session with two threads."""
+    from coowned.spark import attribute, session
+
+    with tempfile.TemporaryDirectory() as folder, session("local[2]") as spark:
+        lists = pa.LargeListArray.from_arrays(pa.array(graph.indptr), pa.array(graph.users.astype(np.int64)))
+        table = pa.table({"example_id": np.arange(graph.num_examples), "users": lists})
+        pyarrow.parquet.write_table(table, Path(folder) / "graph.parquet", row_group_size=1 << 18)
+        yield attribute(spark.read.parquet(folder))
+
+
+def copies_of(selected: Any, graph: co.AttributionGraph) -> np.ndarray:
+    """(num_examples,) the copies in a table of Spark's."""
+    rows = selected.toArrow()
+    copies = np.zeros(graph.num_examples, np.int32)
+    copies[rows["example_id"].to_numpy()] = rows["copies"].to_numpy()
+    return copies
 
 
 def shuffled_bytes(spark: Any) -> int:

@@ -328,7 +328,8 @@ def draw(rows: list[Row]) -> alt.FacetChart:
     if not found["trained"].is_null().all():
         found = found.filter(trained="all")
     lines = []
-    for (data, arm, accounting, epsilon), own in found.group_by("data", "arm", "accounting", "epsilon"):
+    lines_of = found.group_by("data", "arm", "accounting", "epsilon", maintain_order=True)
+    for (data, arm, accounting, epsilon), own in lines_of:
         effect = combine([(1.0, own["test_loss"].to_list())]) if own.height > 1 else None
         low, high = effect.interval() if effect else (None, None)
         panel = (

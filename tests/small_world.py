@@ -11,15 +11,15 @@ from coowned import (
     GreedyMinSeparation,
     MinSeparation,
     PoissonSampling,
+    RandomAllocation,
     Schedule,
     Selection,
     certify,
     guarantee,
 )
-from coowned.accounting.guarantee import _MADE_BY_GUARANTEE
+from coowned.accounting.privacy_guarantee import MADE_HERE
 from coowned.exact.keys import RunKey
-from coowned.synthetic.logistic_data import LogisticData, LogisticWorld
-from coowned.synthetic.world_data import WorldData
+from coowned.synthetic.logistic_data import LogisticData, LogisticWorld, WorldData
 from coowned.training.plan import TrainingPlan
 
 NUM_FEATURES = 6
@@ -49,6 +49,14 @@ class Small:
             selected = chooser.select(self.graph)
             certificate = certify(self.graph, selected)
             mechanism = MinSeparation.from_certificate(certificate, num_bands=changes.pop("num_bands", 3))
+        elif kind == "random-allocation":
+            alone = np.unique(self.graph.users[self.graph.indptr[:-1]], return_index=True)[1]
+            alone = alone[self.graph.users_per_example[alone] == 1]
+            copies, groups = np.zeros(self.graph.num_examples, int), np.full(self.graph.num_examples, -1)
+            copies[alone], groups[alone] = 1, np.arange(len(alone)) % 3
+            selected = Selection.from_copies(self.graph, copies, groups=groups)
+            certificate = certify(self.graph, selected)
+            mechanism = RandomAllocation.from_certificate(certificate, batch_size=batch_size, iterations=iterations)
         else:
             users = np.array([self.graph.users[self.graph.indptr[i]] for i in range(self.graph.num_examples)])
             alone = self.graph.users_per_example == 1
@@ -86,7 +94,7 @@ def part_of(table, examples):
 
 def forged(made, **changes):
     """A guarantee that `guarantee` never made: what the trainer must refuse, or a real run for a test's sake."""
-    return dataclasses.replace(made, maker=_MADE_BY_GUARANTEE, **changes)
+    return dataclasses.replace(made, maker=MADE_HERE, **changes)
 
 
 def small_world() -> Small:

@@ -1,8 +1,10 @@
 """The package without its extras: selection, certificates and accounting work, the rest says what to install."""
 
+import ast
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,26 @@ def run(code: str, folder, *missing: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+NOT_IN_CORE = {"pyspark", "mtkahypar", "torch", "transformers", "opacus", "peft", "flax", "equinox", "mkdocs"}
+
+
+def imported_at_once(text: str) -> set[str]:
+    """The packages that a module imports as soon as it is imported itself."""
+    imports = [node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [name.name for node in imports if isinstance(node, ast.Import) for name in node.names]
+    return {name.split(".")[0] for name in (*names, *(str(node.module) for node in imports if hasattr(node, "module")))}
+
+
+def test_tests_are_collected_without_extras():
+    """`make test` collects every test, also those that other suites run, in an environment without their packages."""
+    files = Path(__file__).parent.rglob("*.py")
+    found = {file.name: imported_at_once(file.read_text(encoding="utf-8")) & NOT_IN_CORE for file in files}
+    assert {name for name, packages in found.items() if packages} == {"indices_out_of_range.py"}  # is not collected
+    assert imported_at_once("import os, pyspark.sql\nfrom torch import nn\ndef f():\n    import peft") == {
+        "os", "pyspark", "torch"
+    }  # fmt: skip
+
+
 WALK = """
 import importlib, pkgutil, traceback
 import coowned
@@ -44,9 +66,16 @@ print(len(modules), sorted(hidden & set(sys.modules)))
 
 
 @pytest.mark.parametrize(
-    "missing", [tuple(PACKAGES), *(pytest.param((one,), marks=pytest.mark.full) for one in PACKAGES)], ids="-".join
+    "missing",
+    [
+        tuple(PACKAGES),
+        *(pytest.param((one,), marks=pytest.mark.full) for one in PACKAGES),
+        *(pytest.param(tuple(set(PACKAGES) - {one}), marks=pytest.mark.full) for one in PACKAGES),
+    ],
+    ids=lambda missing: "-".join(sorted(missing)),
 )
 def test_every_module_can_be_imported_without(missing, tmp_path):
+    """Without any extra, without each of them, and with each of them alone."""
     done = run(WALK, tmp_path, *missing)
     count, _, found = done.stdout.partition(" ")
     assert (found, done.stderr) == ("[]\n", ""), done.stdout

@@ -26,7 +26,7 @@ from coowned.report import verdict
 from coowned.runs import configured_run
 from coowned.runs.config import TrainConfig
 from coowned.runs.configured_run import run_configuration
-from coowned.runs.ledger import ledger_of
+from coowned.runs.ledger import NAME
 from coowned.runs.run_folder import RunFolder
 from coowned.runs.stored_run import read_claim
 
@@ -116,7 +116,7 @@ TIERS += [{"user": "u41", "bound": 0, "tier": "out"}]
 TARGETS = {"bound 2": 8.0, "careful": 3.0}
 
 
-def test_fit_and_train_with_bounds_of_single_users(tmp_path):
+def test_fit_and_train_with_bounds_of_single_users(tmp_path, caplog):
     rows().write_parquet(tmp_path / "data.parquet")
     pl.DataFrame(TIERS).write_csv(tmp_path / "tiers.csv")
     text = CONFIGURATION.replace("contribution_bound = 2", 'contribution_bound = 2\ncontribution_bounds = "tiers.csv"')
@@ -124,11 +124,19 @@ def test_fit_and_train_with_bounds_of_single_users(tmp_path):
     (tmp_path / "run.toml").write_text(text, encoding="utf-8")
     assert main.run(["train", str(tmp_path / "run.toml"), "-o", str(tmp_path / "train")]) == 0
     examples = co.read_parquet(tmp_path / "data.parquet", example_id="id")
+    caplog.clear()
+    selector = co.Greedy(
+        contribution_bound=2, contribution_bounds=[*TIERS, {"user": "u41x", "bound": 0, "tier": "out"}]
+    )
+    fit(examples, folder=tmp_path / "mistyped", seed=3, selector=selector, epsilon=TARGETS)
+    assert "1 key with a bound is of nobody in the data" in caplog.text
+    caplog.clear()
     selector = co.Greedy(contribution_bound=2, contribution_bounds=TIERS)
     ours = fit(examples, folder=tmp_path / "fit", seed=3, selector=selector, epsilon=TARGETS)
     theirs = co.open_run(tmp_path / "train")
     for name, array in load_file(tmp_path / "train" / "model.safetensors").items():
         np.testing.assert_array_equal(array, load_file(tmp_path / "fit" / "model.safetensors")[name])
+    assert "of nobody" not in caplog.text
     assert ours.certificate.tiers == theirs.certificate.tiers
     assert ours.guarantee is not None
     found = dict(ours.guarantee.by_tier().select("tier", "epsilon").iter_rows())
@@ -628,5 +636,5 @@ def test_classes_that_match_no_label(tmp_path):
         fit(co.from_table(rows().with_columns(labels), example_id="id"), model, folder=tmp_path / "RUN")
     finished = co.open_run(tmp_path / "RUN")
     assert finished.guarantee.epsilon <= 8
-    assert finished.claim.run_id in ledger_of(tmp_path / "RUN").read_text()  # before the error, so that it counts
+    assert finished.claim.run_id in (tmp_path / NAME).read_text()  # before the error, so that it counts
     assert "labels are not among the classes 'Work' or 'Home'" in str(verdict.sentences(finished.evaluations(), None))

@@ -2,16 +2,13 @@
 
 import io
 import sys
+import threading
 import types
 
+from tests.terminal import Terminal
 from tests.test_fitting import fit
 
 from coowned import progress_display
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 class Notebook(types.ModuleType):
@@ -53,6 +50,26 @@ def test_a_terminal_shell_is_no_notebook(monkeypatch):
     shell.get_ipython = lambda: object()
     monkeypatch.setitem(sys.modules, "IPython", shell)
     assert not progress_display.in_notebook()
+
+
+def test_a_log_while_nothing_is_reported(monkeypatch):
+    """A line every while, of what was reported last; none once the work is over."""
+    monkeypatch.setattr(progress_display, "LOG_EVERY", 0.0)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    lines, two = [], threading.Event()
+
+    def log(text):
+        lines.append(text)
+        if len(lines) >= 3:
+            two.set()
+
+    with progress_display.progress("selecting", log=log) as progress:
+        progress(0.5, "one long job")
+        assert two.wait(60)
+    told = len(lines)
+    assert set(lines) == {"selecting: 50%, one long job"}
+    assert not [one for one in threading.enumerate() if one.name == "coowned-progress"]
+    assert len(lines) == told
 
 
 def test_fit_on_a_terminal(monkeypatch, capsys):

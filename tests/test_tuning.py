@@ -1,10 +1,12 @@
 """Tuning in one call."""
 
+import functools
 import io
 import sys
 
 import numpy as np
 import pytest
+import rich.progress
 from safetensors.numpy import load_file
 
 import coowned as co
@@ -16,31 +18,30 @@ CONFIGURATION = """
 [data]
 path = "data.parquet"
 example_id = "id"
-[selection]
-selector = "greedy-min-separation"
 [privacy]
 epsilon = 8.0
 delta = 1e-6
 adjacency = "zero-out"
-[mechanism]
-kind = "dp-mf"
-batch_size = 8
-iterations = 8
-min_separation = 2
-clip_norm = 1.0
 [model]
 kind = "logistic-regression"
 features = ["x1"]
 label = "y"
 classes = [0, 1]
-[optimizer]
-name = "adam"
 [run]
 seed = 3
 [tuning]
 expected_runs = 2
 [tuning.grid]
 learning_rate = [0.01, 1.0]
+"""
+SHAPE = """
+[selection]
+selector = "greedy-min-separation"
+[mechanism]
+kind = "dp-mf"
+batch_size = 8
+iterations = 8
+min_separation = 2
 """
 
 
@@ -70,6 +71,11 @@ def tune(examples, *, model=MODEL, **changed):
     return co.tune(examples, model, **(settings | changed))
 
 
+def defaults_of(plan):
+    names = ("mechanism", "clip_norm", "optimizer", "learning_rate", "decay", "average")
+    return {name: getattr(plan, name) for name in names}
+
+
 def test_tune(examples):
     told = []
     run = tune(examples, seed=None, progress=lambda done, text: told.append(text))
@@ -88,9 +94,11 @@ def test_tune(examples):
 
 def test_tune_says_how_good_it_is(examples, monkeypatch):
     """On a terminal a bar, and the verdict in the end; never how many runs there will be."""
-    stream = Terminal()
+    stream, update = Terminal(), rich.progress.Progress.update
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("COLUMNS", "400")
+    # A bar draws ten times a second and leaves out what it is told in between; here it draws all.
+    monkeypatch.setattr(rich.progress.Progress, "update", functools.partialmethod(update, refresh=True))
     tune(examples, seed=None)
     lines = stream.getvalue().splitlines()
     assert sum("2 runs expected, at most 8" in line for line in lines) == 1
@@ -114,12 +122,29 @@ def test_temporary_folder_is_removed(examples):
     assert not folder.exists()
 
 
-def test_tune_is_what_the_verb_does(examples, tmp_path, capsys):
+def test_tune_chooses_as_fit_does(examples):
+    """Beside the grid's keys, what is left out is what `fit` chooses, for the same reasons."""
+    asked = {"epsilon": 8.0, "delta": 1e-6, "adjacency": "zero-out", "seed": 3}
+    fitted = co.fit(examples, MODEL, **asked)
+    tuned = co.tune(examples, MODEL, grid={"average": ["none"]}, expected_runs=1, **asked)
+    assert defaults_of(tuned.plan) == defaults_of(fitted.plan)
+    assert tuned.selector == fitted.selector
+    assert tuned.plan.reasons[:-1] == fitted.plan.reasons[:-1] != ()
+    rated = co.tune(examples, MODEL, grid={"learning_rate": [0.5]}, expected_runs=1, **asked)
+    assert defaults_of(rated.plan) == defaults_of(fitted.plan) | {"learning_rate": 0.5}
+    bounded = co.tune(examples, MODEL, grid={"contribution_bound": [1]}, expected_runs=1, **asked)
+    limited = co.fit(examples, MODEL, selector=co.Greedy(contribution_bound=1), **asked)
+    assert bounded.certificate.contribution_bound == 1
+    assert bounded.plan.batch_size == limited.plan.batch_size
+
+
+@pytest.mark.parametrize("given", ["", SHAPE])
+def test_tune_is_what_the_verb_does(examples, tmp_path, capsys, given):
     import pyarrow.parquet as pq
 
-    called = tune(examples, folder=tmp_path / "called")
+    called = tune(examples, folder=tmp_path / "called", **({} if given else {"selector": None}))
     pq.write_table(examples.payload, tmp_path / "data.parquet")
-    (tmp_path / "tuning.toml").write_text(CONFIGURATION)
+    (tmp_path / "tuning.toml").write_text(CONFIGURATION + given)
     assert command(["tune", str(tmp_path / "tuning.toml"), "-o", str(tmp_path / "RUN")]) == 0
     said = capsys.readouterr()
     assert "It is a test run" in said.out

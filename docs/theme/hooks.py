@@ -22,6 +22,7 @@ _STYLE = re.compile(r"(?:@import\s+|url\()\s*['\"]?(?:https?:)?//[^)'\"\s]+", re
 
 _MEANINGS = {  # of the configuration's keys; those of [data] that the command line also has are described there
     "data.path": "The file or folder, relative to the configuration, or `sqlite:///file` with `query`. Required.",
+    "data.shards": "A folder that `coowned select --shards` wrote, in place of the data and of [selection].",
     "data.splits": "Shares of train, validation and test, by a hash of the id. The default depends on the model.",
     "privacy.epsilon": 'The target; `"none"` trains without a guarantee. Give this or `noise_multiplier`.',
     "privacy.noise_multiplier": "The noise in units of the clip norm, instead of `epsilon`.",
@@ -89,9 +90,9 @@ def command_line() -> str:
     import typer.main
     from typer.cli import get_docs_for_click
 
-    from coowned.cli.main import app
+    from coowned.cli.main import commands
 
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(commands())
     return get_docs_for_click(obj=command, ctx=typer.Context(command), name="coowned")
 
 
@@ -118,7 +119,8 @@ def configuration() -> str:
         rows = ((word, _first_line(kind), _keys(kind)) for word, kind in classes.items())
         text += "".join(f"| `{word}` | {purpose} | {keys} |\n" for word, purpose, keys in rows)
     text += (
-        "\n`[selection]` also has `seed = 0`, which is public. Batch size, steps and separation of a schedule are in "
+        "\n`[selection]` also has `seed = 0`, which is public, and in place of a selector `path`, an S that `coowned "
+        "select --splits` chose before. Batch size, steps and separation of a schedule are in "
     )
     return text + "`[mechanism]`.\n"
 

@@ -19,8 +19,7 @@ import polars as pl
 import coowned as co
 from coowned.content.data import TrainingData
 from coowned.mechanism.mechanism import Mechanism
-from coowned.synthetic.logistic_data import LogisticData, LogisticWorld
-from coowned.synthetic.world_data import WorldData
+from coowned.synthetic.logistic_data import LogisticData, LogisticWorld, WorldData
 from experiments.framework.graphs import synthetic_graph
 from experiments.framework.rows import Point, Row
 from experiments.framework.verdicts import combine

@@ -6,12 +6,12 @@ from coowned.accounting.calculators import sweep_noise_multiplier as sweep_noise
 from coowned.accounting.calculators import true_positive_rate_bound as true_positive_rate_bound
 from coowned.accounting.calibrate import calibrate as calibrate
 from coowned.accounting.choices import Plan as Plan
+from coowned.accounting.composed_guarantee import ComposedGuarantee as ComposedGuarantee
+from coowned.accounting.composed_guarantee import compose as compose
 from coowned.accounting.covered import CoveredEvaluation as CoveredEvaluation
-from coowned.accounting.guarantee import ComposedGuarantee as ComposedGuarantee
-from coowned.accounting.guarantee import PrivacyGuarantee as PrivacyGuarantee
-from coowned.accounting.guarantee import compose as compose
 from coowned.accounting.guarantee import guarantee as guarantee
 from coowned.accounting.planning import plan as plan
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee as PrivacyGuarantee
 from coowned.attribution.arxiv import read_arxiv as read_arxiv
 from coowned.attribution.examples import AttributedExamples as AttributedExamples
 from coowned.attribution.examples import take as take
@@ -56,11 +56,13 @@ from coowned.models.jax_model import JaxModel as JaxModel
 from coowned.models.linear_regression import LinearRegression as LinearRegression
 from coowned.models.logistic_regression import LogisticRegression as LogisticRegression
 from coowned.models.text_classifier import TextClassifier as TextClassifier
+from coowned.runs.given_selection import read_selection as read_selection
 from coowned.runs.settings import MechanismSettings as MechanismSettings
 from coowned.runs.settings import Optimizer as Optimizer
 from coowned.runs.settings import PrivacySettings as PrivacySettings
 from coowned.runs.settings import RunSettings as RunSettings
 from coowned.selection.bias_mitigating import BiasMitigating as BiasMitigating
+from coowned.selection.bias_mitigating import pareto as pareto
 from coowned.selection.cyclic_groups import CyclicGroups as CyclicGroups
 from coowned.selection.greedy import Greedy as Greedy
 from coowned.selection.greedy_min_separation import GreedyMinSeparation as GreedyMinSeparation
@@ -68,7 +70,6 @@ from coowned.selection.greedy_min_separation import max_min_separation as max_mi
 from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates as GreedyWithDuplicates
 from coowned.selection.integer_program import IntegerProgram as IntegerProgram
 from coowned.selection.min_separation_program import MinSeparationProgram as MinSeparationProgram
-from coowned.selection.pareto import pareto as pareto
 from coowned.selection.priced import Priced as Priced
 from coowned.selection.priced_min_separation import PricedMinSeparation as PricedMinSeparation
 from coowned.selection.random_subset import RandomSubset as RandomSubset

@@ -1,4 +1,4 @@
-"""`python -m coowned`: the command line, for what starts a module, such as torchrun."""
+"""`python -m coowned`: the command line, for launchers that start a module, such as torchrun."""
 
 from coowned.cli.main import main
 

@@ -1,4 +1,9 @@
-"""Results that took long, kept on disk for their owner alone: never keys or content, always safe to delete."""
+"""A disk cache of expensive results, readable by its owner only.
+
+The folder also holds what others put there: arrays derived from content (`derived/`, `embeddings/`), as secret as the
+content, and which run each key has served (`keys/`). Deleting it costs time, and with `keys/` the protection against
+a second use of a key.
+"""
 
 import contextlib
 import hashlib
@@ -16,7 +21,7 @@ Result = TypeVar("Result")
 
 
 def cache_folder() -> Path | None:
-    """COOWNED_CACHE, else `$XDG_CACHE_HOME/coowned` or `~/.cache/coowned`; None where COOWNED_CACHE is "off"."""
+    """Returns COOWNED_CACHE, else `$XDG_CACHE_HOME/coowned` or `~/.cache/coowned`; None if COOWNED_CACHE is "off"."""
     chosen = os.environ.get("COOWNED_CACHE")
     if chosen is not None:
         return None if chosen.strip().lower() in ("", "off") else Path(chosen)
@@ -32,7 +37,7 @@ def cached(
     encode: Callable[[Result], str],
     decode: Callable[[str], Result],
 ) -> Result:
-    """The result of `make`, or its earlier result for the same question.
+    """Returns the result of `make`, or its earlier result for the same question.
 
     Guarantees:
       - Another input, or another version of coowned, numpy or scipy, is another entry.
@@ -73,7 +78,7 @@ def keep(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
 
 
 def keep_compiled_programs() -> None:
-    """Lets JAX keep compiled programs in this folder for the next process, unless another one is configured.
+    """Makes JAX cache compiled programs in this folder for later processes, unless another one is configured.
 
     Guarantees:
       - A folder set by JAX's own settings or variables is kept.   (test_another_place_stays)

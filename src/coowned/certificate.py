@@ -1,4 +1,4 @@
-"""Certifies a selection: recounts independently how often each user is in it.
+"""Certificates of a selection: an independent recount of how often each user is in it.
 
 Selectors use compiled kernels; this file counts with numpy alone, so that a bug of theirs cannot hide here.
 """
@@ -128,7 +128,7 @@ class ContributionCertificate:
     tiers: CertifiedTiers | None = None
 
     def __post_init__(self) -> None:
-        """Refuses counts that contradict each other: such a certificate does not come from a recount."""
+        """Raises an error for counts that contradict each other: no recount gives them."""
         levels, schedule, groups = self.copies_per_user, self.schedule, self.groups
         agree = [
             sum(levels) == self.num_users,
@@ -222,7 +222,7 @@ class _StoredCertificate(ContributionCertificate):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _TieredCertificate(_StoredCertificate):
-    """Of version 4, which is that of 3 with tiers."""
+    """The stored form of version 4: version 3 with tiers."""
 
     tiers: CertifiedTiers  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
 
@@ -360,9 +360,9 @@ def certify(graph: AttributionGraph, selected: Selection | Schedule) -> Contribu
         num_distinct=int(np.count_nonzero(copies)),
         most_copies_of_one_example=int(copies.max(initial=0)),
         num_copies_without_users=int(copies[graph.users_per_example == 0].sum(dtype=np.int64)),
-        copies_per_user=tuple(np.bincount(per_user).tolist()),
-        num_examples=graph.num_examples,
-        num_users=graph.num_users,
+        copies_per_user=_levels(per_user, graph.absent.users),
+        num_examples=graph.num_examples + graph.absent.examples.count,
+        num_users=graph.num_users + graph.absent.users,
         num_unprotected_users=graph.num_unprotected_users,
         columns_read=graph.columns_read,
         graph_digest=graph.digest,
@@ -378,6 +378,13 @@ def certify(graph: AttributionGraph, selected: Selection | Schedule) -> Contribu
         ),
         tiers=None if bounds is None else count_tiers(graph, copies, per_user, bounds),
     )
+
+
+def _levels(per_user: np.ndarray, absent: int) -> tuple[int, ...]:
+    """Counts the users in 0, 1, … copies; `absent` users are in none."""
+    levels = np.bincount(per_user, minlength=1 if absent else 0)
+    levels[:1] += absent
+    return tuple(levels.tolist())
 
 
 def _copies_per_user(graph: AttributionGraph, copies: np.ndarray) -> np.ndarray:

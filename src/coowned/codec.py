@@ -1,4 +1,4 @@
-"""JSON and TOML to typed values and back; an error names the file, the key, what was expected and the nearest word.
+"""JSON and TOML to typed values and back; errors name the file, the key, what was expected and the nearest word.
 
 >>> import msgspec
 >>> class Coin(msgspec.Struct, frozen=True):
@@ -158,18 +158,18 @@ def encode_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """Structs and dataclasses as dicts, arrays and tuples as lists: what JSON is written from."""
+    """Converts structs and dataclasses to dicts, arrays and tuples to lists, for writing JSON."""
     return msgspec.to_builtins(value, enc_hook=_plain_array, str_keys=True)
 
 
 def checksum(value: Any) -> str:
-    """SHA-256 of the value's JSON with sorted keys: the same whatever the order of keys and the spaces."""
+    """Computes SHA-256 of the value's JSON with sorted keys: the same whatever the order of keys and the spaces."""
     text = json.dumps(to_plain(value), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object without duplicate keys, as an `object_pairs_hook`; raises ValueError otherwise.
+    """Builds a JSON object without duplicate keys, as an `object_pairs_hook`; raises ValueError otherwise.
 
     >>> unique_keys([("a", 1), ("a", 2)])
     Traceback (most recent call last):
@@ -184,14 +184,14 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def shortened(value: Any) -> str:
-    """What an error shows of a value."""
+    """Returns a value's text, shortened for an error."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Reader:
-    """One text that is being read, and how its errors are worded."""
+    """A reader of one text, with the wording of its errors."""
 
     name: str
     remedy: str
@@ -200,7 +200,7 @@ class _Reader:
     toml: bool = False
 
     def parse(self, text: str | bytes) -> Any:
-        """Plain Python values; numbers may still be infinite."""
+        """Parses to plain Python values; numbers may still be infinite."""
         language = "TOML" if self.toml else "JSON"
         try:
             if isinstance(text, bytes):
@@ -241,7 +241,7 @@ class _Reader:
         raise self.error(f"{self.name}: {where + ' ' if where else ''}{problem}{remedy}") from None
 
     def _check(self, info: inspect.Type, value: Any, path: Path) -> None:
-        """Refuses unknown and missing keys, unknown words and infinite numbers; msgspec checks the types."""
+        """Raises an error for unknown or missing keys, unknown words and infinite numbers; msgspec checks the types."""
         if isinstance(value, float) and not math.isfinite(value):
             self.refuse(path, f"must be a finite number, not {value}")
         choices = info.types if isinstance(info, inspect.UnionType) else (info,)
@@ -251,9 +251,9 @@ class _Reader:
             self._check_object(next((choice for choice in choices if isinstance(choice, _OBJECTS)), _ANY), value, path)
         elif isinstance(value, list):
             item = next((choice.item_type for choice in choices if isinstance(choice, _LISTS)), _ANY)
-            if not isinstance(item, inspect.IntType):  # there may be millions, and nothing to find
-                for index, entry in enumerate(value):
-                    self._check(item, entry, (*path, index))
+            # There may be millions of integers, and nothing to find in them.
+            for index, entry in enumerate(() if isinstance(item, inspect.IntType) else value):
+                self._check(item, entry, (*path, index))
 
     def _check_object(self, info: inspect.Type, value: dict[str, Any], path: Path) -> None:
         if not isinstance(info, _RECORDS):
@@ -310,7 +310,7 @@ class _Reader:
         return "" if self.secret else f", not {shortened(value)}"
 
     def _where(self, path: Path) -> str:
-        """[section] key of TOML, key.key[index] of JSON."""
+        """Formats a path: [section] key of TOML, key.key[index] of JSON."""
         section = self.toml and bool(path)
         rest = path[1:] if section else path
         text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest).removeprefix(".")
@@ -318,7 +318,7 @@ class _Reader:
 
 
 def _resolve(written: str, value: Any) -> tuple[Path, Any]:
-    """The path that msgspec writes as `.a[2].b`, and what is there; keys of dicts it writes as [...]."""
+    """Resolves a path that msgspec writes as `.a[2].b` to the path and its value; keys of dicts are written [...]."""
     path: list[str | int] = []
     for key, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", written):
         step: str | int = key or (int(index) if index.isdigit() else "…")

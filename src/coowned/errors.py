@@ -2,7 +2,7 @@
 
 
 class CoownedError(Exception):
-    """The base of every error raised on purpose by this package."""
+    """Base class of every error raised on purpose by this package."""
 
 
 class InputError(CoownedError, ValueError):
@@ -14,11 +14,11 @@ class ConfigError(InputError):
 
 
 class BatchCoupledLossError(InputError):
-    """The loss of one example depends on other examples of the batch, so clipping would not bound its contribution."""
+    """A loss of one example that depends on other examples of the batch, so clipping cannot bound contributions."""
 
 
 class MissingExtraError(CoownedError, ImportError):
-    """A part of the package was used whose packages are not installed."""
+    """A part of the package whose extra packages are not installed."""
 
 
 class WorkerLostError(CoownedError):
@@ -49,4 +49,4 @@ class CertificateMismatchError(CoownedError):
 
 
 class UncertifiableError(CoownedError):
-    """The certificate does not prove what the mechanism needs."""
+    """A certificate that does not prove what the mechanism needs."""

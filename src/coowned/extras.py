@@ -1,4 +1,4 @@
-"""The optional parts of the package: what an extra installs, and the error if it is missing.
+"""Optional parts of the package: what each extra installs, and the error if it is missing.
 
 Every module of the package can be imported without any extra; what needs one raises `MissingExtraError` when it is
 used (tests/test_extras.py imports all of them without each).

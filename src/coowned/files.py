@@ -1,4 +1,4 @@
-"""Atomic output files: they appear completely or not at all."""
+"""Files on disk: their first bytes, and atomic output, which appears completely or not at all."""
 
 import contextlib
 import errno
@@ -12,11 +12,15 @@ from typing import BinaryIO
 
 from coowned.errors import InputError
 
+FileStates = tuple[tuple[str, int, int], ...]
+"""Name, size and time of change of every file."""
+_HEAD = 1 << 16  # bytes read to detect the kind of a file
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)  # the last from /proc
 
 
 def check_writable(folder: Path, target: Path | None = None) -> None:
-    """Refuses, with InputError, a folder in which nothing can be created; `target` is what was to be created.
+    """Raises InputError for a folder in which nothing can be created; `target` is what was to be created.
 
     Guarantees:
       - Every verb that writes answers with exit code 2 and one sentence.   (test_unwritable_places)
@@ -27,7 +31,7 @@ def check_writable(folder: Path, target: Path | None = None) -> None:
 
 @contextlib.contextmanager
 def refusing_unwritable(target: Path) -> Iterator[None]:
-    """Refuses a target in a folder that turns out not to be writable; the OSError of a full disk passes."""
+    """Raises InputError for a target in an unwritable folder; the OSError of a full disk passes."""
     check_writable(target.parent, target)
     try:
         yield
@@ -106,7 +110,7 @@ def whole_files(*targets: str | os.PathLike[str]) -> Iterator[list[Path]]:
     paths = [Path(target) for target in targets]
     for target in paths:
         check_target(target)
-    with contextlib.ExitStack() as rooms:
+    with _naming(paths), contextlib.ExitStack() as rooms:
         # Beside the target, so that replacing it is one rename on the same disk.
         temporary = []
         for target in paths:
@@ -122,8 +126,26 @@ def whole_files(*targets: str | os.PathLike[str]) -> Iterator[list[Path]]:
             undo.pop_all()
 
 
+def is_full(error: OSError) -> bool:
+    """Returns whether the disk or a quota is full; libraries keep the number of the error or its words."""
+    return error.errno in _FULL or "No space left on device" in str(error)
+
+
+@contextlib.contextmanager
+def _naming(targets: list[Path]) -> Iterator[None]:
+    """Makes the error of a full disk name the first target instead of a temporary file or nothing."""
+    try:
+        yield
+    except OSError as error:
+        inside = error.filename is None or any(f".{target.name}." in str(error.filename) for target in targets)
+        if not (is_full(error) and inside):
+            raise
+        number = error.errno or errno.ENOSPC
+        raise OSError(number, os.strerror(number), str(targets[0])) from error
+
+
 def check_parent(target: Path) -> None:
-    """Refuses a path in a folder that does not exist."""
+    """Raises an error for a path in a folder that does not exist."""
     if not target.parent.exists():
         raise InputError(f"{target}: the folder {target.parent} does not exist; create it first")
     if not target.parent.is_dir():
@@ -131,7 +153,7 @@ def check_parent(target: Path) -> None:
 
 
 def check_target(target: Path) -> None:
-    """Refuses a path that no file or folder of ours can be written to, before anything is computed for it."""
+    """Raises an error for a path that cannot be written, before anything is computed for it."""
     if not target.name or target.name == "..":
         raise InputError(f"{target}: not a file name; give the path of the file to write")
     if os.path.lexists(target) and not target.is_file() and not target.is_dir():
@@ -145,7 +167,7 @@ def check_target(target: Path) -> None:
 
 
 def _move(path: Path, target: Path, undo: contextlib.ExitStack) -> None:
-    """Moves path to target; what was there is kept aside, and undo puts it back."""
+    """Moves path to target; the old target is kept aside, and undo restores it."""
     kept = path.with_name(f"{path.name}.replaced")
     if (target.is_dir() and not target.is_symlink()) or (path.is_dir() and os.path.lexists(target)):
         os.rename(target, kept)
@@ -176,3 +198,30 @@ def _flush(path: Path) -> None:
     if path.is_file():
         with path.open("rb") as file:
             os.fsync(file.fileno())
+
+
+def read_head(file: Path, length: int = _HEAD) -> bytes:
+    """Returns the first bytes of a file, enough to detect its kind."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(length)
+    except OSError as error:
+        raise unreadable(file, error) from error
+
+
+def unreadable(path: object, error: Exception) -> InputError:
+    """Returns the error for a path that cannot be read."""
+    reason = getattr(error, "strerror", None) or error
+    return InputError(f"{path}: cannot be read ({reason}); check the path and its permissions")
+
+
+def file_states(*paths: str | os.PathLike[str]) -> FileStates:
+    """Returns the states of files, and of all files in folders, in the order of their names."""
+    found: list[tuple[str, os.stat_result]] = []
+    for root in map(Path, paths):
+        try:
+            files = sorted(file for file in root.rglob("*") if file.is_file()) if root.is_dir() else [root]
+            found += [(str(file), file.stat()) for file in files]
+        except OSError as error:
+            raise unreadable(root, error) from error
+    return tuple((name, state.st_size, state.st_mtime_ns) for name, state in found)

@@ -1,4 +1,4 @@
-"""What a trained run can do: predict, evaluate, report, and be exported."""
+"""Finished runs: prediction, evaluation, reports and export."""
 
 import dataclasses
 import os
@@ -40,7 +40,7 @@ class Run(StoredRun):
         return f"Run({str(self.folder)!r}, {self.headline})"
 
     def __str__(self) -> str:
-        """What is promised, how good the model is beside the trivial answer, what was chosen, and what to try next."""
+        """Returns the guarantee, the quality beside the trivial answer, the automatic choices, and what to try next."""
         from coowned.report.summary import as_text, summary
 
         return as_text(summary(self))
@@ -56,7 +56,7 @@ class Run(StoredRun):
         return self.path
 
     def predict(self, table: Any, *, example_id: str | None = None, probabilities: bool = False) -> "pl.DataFrame":
-        """Predictions for every row: columns id, prediction and probability.
+        """Predicts every row: columns id, prediction and probability.
 
         Guarantees:
           - A row with a value that is missing or not finite has a null prediction; nothing it holds stops the others.
@@ -78,7 +78,7 @@ class Run(StoredRun):
         return found.insert_column(0, pl.Series("id", examples.ids))
 
     def evaluate(self, table: Any, *, example_id: str | None = None, split: str = "new data") -> "pl.DataFrame":
-        """Loss and accuracy on examples with labels, as `co.evaluate` gives them; by users if these are known.
+        """Computes loss and accuracy on examples with labels, as `co.evaluate` does; by users if these are known.
 
         What it computes is not covered by the guarantee if it is of the same people.
 
@@ -97,7 +97,7 @@ class Run(StoredRun):
         return write_report(self.folder, path, release=release)
 
     def export(self, folder: str | os.PathLike[str]) -> Path:
-        """Makes a folder with what the guarantee covers, as `coowned export-model` does; returns its path."""
+        """Creates a folder with what the guarantee covers, as `coowned export-model` does; returns its path."""
         from coowned.report.export import export_model
 
         export_model(self.folder, folder)
@@ -121,7 +121,7 @@ class Run(StoredRun):
 
 
 def open_run(folder: str | os.PathLike[str], *, model: Specification | None = None) -> Run:
-    """Opens a finished run of `fit` or `coowned train`; refuses a folder whose parts do not agree.
+    """Opens a finished run of `fit` or `coowned train`; raises an error if the folder's parts do not agree.
 
     Args:
       folder: of the run.
@@ -133,7 +133,7 @@ def open_run(folder: str | os.PathLike[str], *, model: Specification | None = No
 
 
 def check_model(model: Any) -> None:
-    """Refuses, with InputError, what is not a specification."""
+    """Raises InputError for anything but a specification."""
     if not isinstance(model, Specification):
         raise InputError(
             "model must be a specification such as LogisticRegression(features=[...], label=...), not "

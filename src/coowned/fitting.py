@@ -16,7 +16,6 @@ from coowned import validate
 from coowned.accounting.covered import CoveredEvaluation
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
-from coowned.content.splits import split_examples
 from coowned.errors import InputError
 from coowned.finished_run import Run, check_model
 from coowned.mechanism.registry import training_kind_for
@@ -26,9 +25,10 @@ from coowned.progress_display import Announce, is_watched, to_stderr, training
 from coowned.report.verdict import qualities
 from coowned.runs.config import GIVEN, TrainConfig
 from coowned.runs.configured_run import Given, Select, run_configuration
-from coowned.runs.given_processes import Told, train_in_processes
+from coowned.runs.given_selection import of_train_split
 from coowned.runs.keywords import FitKeywords, sections_of
-from coowned.runs.ledger import enter, ledger_of
+from coowned.runs.launch import Told, train_in_processes
+from coowned.runs.ledger import NAME as LEDGER
 from coowned.runs.run_folder import RunFolder
 from coowned.runs.settings import MechanismSettings, Optimizer, PrivacySettings, RunSettings
 from coowned.selection.registry import CLASSES
@@ -68,7 +68,8 @@ def fit(
       - It is the same run, bit for bit, in any number of processes.   (test_fit_in_two_processes)
       - No content is read before S is chosen, certified and accounted for.   (test_content_is_read_after_selection)
       - A run that was killed and resumed ends in the same bits.   (test_killed_fit_is_resumed)
-      - A second run beside the first, on the same graph, is told what both promise.   (test_fit_warns_of_others)
+      - A second run beside the first, on the same graph, is told what both promise before it trains.
+        (test_fit_warns_of_others)
       - Where no held-out label is among the classes, that is an error, once the run is finished: the folder is the one
         that any other labels would leave.   (test_classes_that_match_no_label)
 
@@ -76,10 +77,10 @@ def fit(
       examples: from `from_table`, `read_parquet`, `read_mail`, ...
       model: `LogisticRegression(features=[...], label=...)`, say: which columns are read, and how large it is.
       selector: chooses S from the train split's graph: one of this package or of your own; by default the best that a
-        plan finds. Or S itself: a Selection from all examples, of which the train split's are used, or from the train
-        split; a Schedule from the train split, with a batch size and iterations of its own. Anything that is not this
-        package's must choose from the graph alone: the claim is void for an S that follows from content, and no recount
-        can tell.
+        plan finds. Or S itself (`co.read_selection`): a Selection from all examples, of which the train split's are
+        used, or from the train split; a Schedule from the train split, with a batch size and iterations of its own.
+        Anything that is not this package's must choose from the graph alone: the claim is void for an S that follows
+        from content, and no recount can tell.
       epsilon, delta, adjacency: of the claim, without defaults; `epsilon="none"` for no guarantee, a dict for each tier
         where users have bounds of their own.
       privacy: in their place, for a noise multiplier or public data: `PrivacySettings(public=True)`.
@@ -118,7 +119,7 @@ def fit(
     progress = keywords.get("progress")
     # A temporary folder is readable by its owner alone.
     path = Path(tempfile.mkdtemp(prefix="coowned-") if folder is None else folder)
-    asked_for = _Fit(examples, model, selector, sections, path)
+    asked_for = _Fit(examples, model, selector, sections, path, None if folder is None else LEDGER)
     try:
         asked_for.config()  # refuses before any process is started
         processes = keywords.get("processes", 1)
@@ -136,18 +137,19 @@ def fit(
         raise
     if folder is None:
         weakref.finalize(finished, shutil.rmtree, path, ignore_errors=True)
-    say_result(finished, progress=progress, in_ledger=folder is not None)
+    say_result(finished, progress=progress)
     return finished
 
 
 class _Fit(NamedTuple):
-    """What every process of a `fit` is given."""
+    """The inputs of a `fit` that every process gets."""
 
     examples: AttributedExamples
     model: Specification
     selector: Any
     sections: dict[str, Any]
     path: Path
+    ledger: str | None
 
     def config(self) -> TrainConfig:
         config = TrainConfig.from_sections(self.sections, model=self.model, name="fit")
@@ -155,7 +157,7 @@ class _Fit(NamedTuple):
 
     def train(self, workers: Workers, told: Told) -> None:
         config = self.config()
-        with RunFolder.open(self.path, workers=workers) as opened:
+        with RunFolder.open(self.path, workers=workers, ledger=self.ledger) as opened:
             run_configuration(
                 config,
                 opened,
@@ -217,7 +219,7 @@ def sections_of_fit(
 def given_selection(
     selector: Selector[Any] | Selection | Schedule | None, examples: AttributedExamples, config: TrainConfig
 ) -> Select | None:
-    """Returns what chooses S, where it is given and not configured."""
+    """Returns the function that chooses S if it is given and not configured; else None."""
     if config.selection.selector != GIVEN and getattr(selector, "contribution_bounds", None) is None:
         return None
     return functools.partial(_given, selector, examples.graph, config)
@@ -226,35 +228,27 @@ def given_selection(
 def shown_to(
     progress: Progress | None, *, log: Announce | None = None
 ) -> contextlib.AbstractContextManager[tuple[Progress | None, Announce]]:
-    """Where progress and announcements go: to what was given, or to a bar, or to lines of the log if it is read."""
+    """Returns where progress and announcements go: the given callback, a bar, or lines of the log if it is read."""
     if progress is None and (is_watched() or (log is not None and _LOG.isEnabledFor(logging.INFO))):
         return training(log=log or to_stderr, above=say_above)
     return contextlib.nullcontext((progress, functools.partial(reporting(progress), 0.0)))
 
 
 def say_above(text: str) -> None:
-    """Says above a bar what the log has anyway."""
+    """Prints above a bar what the log already has."""
     if is_watched():
         to_stderr(text)
 
 
-def say_result(finished: Run, *, progress: Progress | None, in_ledger: bool) -> None:
-    """Says what this run and others promise together and how good it is; InputError where no label is a class.
-
-    That error comes last: the run is in the ledger whatever its labels are.
-    """
-    if in_ledger and finished.claims and (warning := enter(ledger_of(finished.path), finished.path, finished.claim)):
-        if progress is not None:
-            progress(0.0, warning)
-        else:
-            (to_stderr if is_watched() else _LOG.warning)(warning)
+def say_result(finished: Run, *, progress: Progress | None) -> None:
+    """Prints how good a model is; InputError if no label is a class."""
     for found in qualities(finished) if progress is None else ():
         (to_stderr if is_watched() else _LOG.info)(f"{found.heading}: {found.sentence}")
     check_labels(finished.evaluations())
 
 
 def _selector_settings(selector: Any) -> dict[str, Any]:
-    """The name and settings of a selector of this package; of any other, and of S, what a mechanism must know."""
+    """Returns the name and settings of a built-in selector; of any other, or of S, what a mechanism must know."""
     if isinstance(selector, Selection):
         return {"name": GIVEN, "groups": selector.groups is not None}
     if isinstance(selector, Schedule):
@@ -275,19 +269,10 @@ def _selector_settings(selector: Any) -> dict[str, Any]:
 def _given(
     selector: Any, everybody: AttributionGraph, config: TrainConfig, graph: AttributionGraph
 ) -> Selection | Schedule:
-    """S for the train split's graph; `certify` recounts it like any other."""
+    """Returns S for the train split's graph; `certify` recounts it like any other."""
     if not isinstance(selector, Selection | Schedule):
         selected = selector.select(graph, seed=config.selection.seed)
         if not isinstance(selected, Selection | Schedule):
             raise InputError(f"{type(selector).__name__}.select must return a Selection or a Schedule")
         return selected
-    if selector.graph_digest == graph.digest:
-        return selector
-    if isinstance(selector, Schedule) or selector.graph_digest != everybody.digest:
-        raise InputError(
-            "S was selected from another graph; pass a Selection from all examples, or a Selection or Schedule from "
-            "the train split"
-        )
-    train, groups = split_examples(everybody, config.splits)["train"], selector.groups
-    own = Selection.from_copies(graph, selector.copies[train], None if groups is None else groups[train])
-    return dataclasses.replace(own, user_bounds=selector.user_bounds)
+    return of_train_split(selector, everybody, config.splits, graph)

@@ -28,7 +28,7 @@ def install_handlers() -> None:
 
 
 def was_received() -> bool:
-    """Whether a signal was received and the command must end."""
+    """Returns whether a signal was received and the command must end."""
     return bool(_received)
 
 
@@ -39,7 +39,7 @@ def check() -> None:
 
 
 def clear() -> None:
-    """Clears the record, once the command has ended."""
+    """Clears the record, when the command has ended."""
     _received.clear()
 
 

@@ -1,4 +1,4 @@
-"""Progress of long work, and how durations, counts and choices are worded."""
+"""Progress of long computations, and the wording of durations, counts and choices."""
 
 import difflib
 from collections.abc import Callable, Iterable
@@ -10,18 +10,18 @@ Progress = Callable[[float, str], None]
 
 
 def silent(done: float, message: str) -> None:
-    """A progress callback that does nothing."""
+    """Does nothing, as a progress callback."""
 
 
 def reporting(progress: Progress | None) -> Progress:
-    """The given progress, `silent` for None; refuses what cannot be called."""
+    """Returns the given progress, `silent` for None; raises an error if it is not callable."""
     if progress is not None and not callable(progress):
         raise InputError(f"progress must be callable as progress(done, message), not {progress!r}")
     return progress or silent
 
 
 def duration(seconds: float) -> str:
-    """A time as a person would say it, in at most two units.
+    """Formats a duration in at most two units.
 
     >>> duration(0.04), duration(12.3), duration(125), duration(7260), duration(200_000)
     ('0.04 s', '12 s', '2 min 5 s', '2 h 1 min', '2 d 7 h')
@@ -37,7 +37,7 @@ def duration(seconds: float) -> str:
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """A number with its noun.
+    """Formats a number with its noun.
 
     >>> counted(1, "user"), counted(1200, "copy", "copies")
     ('1 user', '1,200 copies')
@@ -56,7 +56,7 @@ def one_of(words: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of an error about a word that is nearly a known one; empty if it is near none.
+    """Returns the end of an error about a word that is close to a known one; empty if it is close to none.
 
     >>> did_you_mean("zeroout", ["zero-out", "replace"])
     "; did you mean 'zero-out'?"
@@ -66,7 +66,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown word.
+    """Returns the end of an error about an unknown word.
 
     >>> nearest("epsilom", ["epsilon", "delta"])
     "; did you mean 'epsilon'?"

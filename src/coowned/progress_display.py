@@ -1,9 +1,10 @@
-"""Progress as people see it: a bar on a terminal, a bar in a notebook, a line now and then in a log."""
+"""Display of progress: a bar on a terminal or in a notebook, occasional lines in a log."""
 
 import contextlib
 import html
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,25 +18,27 @@ Announce = Callable[[str], None]
 
 
 def to_stderr(text: str) -> None:
-    """Announces a line on stderr, above a bar if there is one."""
+    """Prints a line to stderr, above a bar if there is one."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def in_notebook() -> bool:
-    """Whether a notebook runs this process; IPython is not imported to find out."""
+    """Returns whether this process runs in a notebook, without importing IPython."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
 
 def is_watched() -> bool:
-    """Whether somebody sees a bar: on a terminal or in a notebook."""
+    """Returns whether somebody sees a bar: on a terminal or in a notebook."""
     return sys.stderr.isatty() or in_notebook()
 
 
 @contextlib.contextmanager
 def progress(title: str, *, time_left: bool = True, log: Announce = to_stderr) -> Iterator[Progress]:
-    """A progress bar on a terminal or in a notebook; elsewhere a line every 30 seconds, which `log` writes.
+    """Shows a progress bar on a terminal or in a notebook; elsewhere a line every 30 seconds, which `log` writes.
+
+    The line is written while one long step reports nothing, too, from a thread of its own.
 
     Without `time_left` the messages state the time themselves. What else is written to stderr appears above the bar.
     Raises KeyboardInterrupt after an interrupt.
@@ -54,7 +57,7 @@ def progress(title: str, *, time_left: bool = True, log: Announce = to_stderr) -
 
 @contextlib.contextmanager
 def training(*, log: Announce = to_stderr, above: Announce = to_stderr) -> Iterator[tuple[Progress, Announce]]:
-    """(progress, announce) for `run_configuration`: a bar, or a line every 30 seconds.
+    """Yields (progress, announce) for `run_configuration`: a bar, or a line every 30 seconds.
 
     The last announcement is written above both after the first step. Its first line, which has the
     whole claim, is in every line of a log, which may be read alone.
@@ -100,7 +103,7 @@ def _bar(title: str, time_left: bool) -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def _in_notebook(title: str) -> Iterator[Progress]:
-    """One output of the cell, which is written anew; empty at the end."""
+    """Shows a bar in one output of the cell, which is updated in place, and cleared at the end."""
     shown: Any = sys.modules["IPython.display"]
     handle = shown.display(shown.HTML(notebook_bar(0.0, title)), display_id=True)
     try:
@@ -110,7 +113,7 @@ def _in_notebook(title: str) -> Iterator[Progress]:
 
 
 def notebook_bar(done: float, message: str) -> str:
-    """The bar as HTML.
+    """Returns the bar as HTML.
 
     >>> notebook_bar(0.25, "3 < 4")
     '<progress value="0.25" max="1"></progress> 3 &lt; 4'
@@ -120,12 +123,32 @@ def notebook_bar(done: float, message: str) -> str:
 
 @contextlib.contextmanager
 def _lines(title: str, log: Announce) -> Iterator[Progress]:
-    last = time.monotonic()
+    """Writes a line every LOG_EVERY seconds, also while one piece of work reports nothing."""
+    newest, last, writing, over = (0.0, title), time.monotonic(), threading.Lock(), threading.Event()
+
+    def write() -> None:
+        nonlocal last
+        with writing:
+            if not over.is_set() and time.monotonic() - last >= LOG_EVERY:
+                last = time.monotonic()
+                done, message = newest
+                log(f"{title}: {done:.0%}{'' if message == title else f', {message}'}")
 
     def update(done: float, message: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= LOG_EVERY:
-            last = time.monotonic()
-            log(f"{title}: {done:.0%}{'' if message == title else f', {message}'}")
+        nonlocal newest
+        newest = (done, message)
+        write()
 
-    yield update
+    def repeat() -> None:
+        with contextlib.suppress(OSError, ValueError):  # the reader of the log is gone
+            while not over.wait(max(LOG_EVERY, 1.0)):
+                write()
+
+    watcher = threading.Thread(target=repeat, name="coowned-progress", daemon=True)
+    watcher.start()
+    try:
+        yield update
+    finally:
+        with writing:
+            over.set()
+        watcher.join()

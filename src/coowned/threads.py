@@ -1,4 +1,4 @@
-"""The cores of this machine and the threads that share work on them.
+"""The machine's cores, and the threads that share work on them.
 
 Threads of Python's own: the kernels release the interpreter lock, and numba's parallel loops end the process where two
 callers enter them at once or after a fork.
@@ -16,12 +16,12 @@ Result = TypeVar("Result")
 
 
 def cores() -> int:
-    """Cores this process may run on."""
+    """Returns the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def step_workers() -> concurrent.futures.ThreadPoolExecutor:
-    """Threads in addition to the trainer's, one for each further core.
+    """Returns threads in addition to the trainer's, one for each further core.
 
     All work of the host during a step runs on them, since one thread more than there are cores would halt one that
     others wait for.
@@ -30,7 +30,7 @@ def step_workers() -> concurrent.futures.ThreadPoolExecutor:
 
 
 def run_all(tasks: Sequence[Callable[[], Result]], *, threads: int | None = None) -> list[Result]:
-    """The results of all tasks, in order, worked out by this thread and by others that are free.
+    """Returns the results of all tasks, in order, computed by this thread and by others that are free.
 
     Guarantees:
       - It ends even if every other thread is busy, so tasks may call it themselves.   (test_tasks_may_share_tasks)
@@ -76,7 +76,7 @@ def run_all(tasks: Sequence[Callable[[], Result]], *, threads: int | None = None
 def over_ranges(
     function: Callable[[int, int], Result], total: int, *, parts: int, threads: int | None = None
 ) -> list[Result]:
-    """function(begin, end) for `parts` nearly equal ranges that make up 0..total.
+    """Calls function(begin, end) for `parts` nearly equal ranges that cover 0..total.
 
     >>> over_ranges(lambda begin, end: (begin, end), 10, parts=3)
     [(0, 3), (3, 6), (6, 10)]
@@ -88,5 +88,5 @@ def over_ranges(
 
 @functools.cache
 def _pool(purpose: str, process: int) -> concurrent.futures.ThreadPoolExecutor:
-    """A pool for each process: threads do not survive a fork."""
+    """Returns a pool for each process: threads do not survive a fork."""
     return concurrent.futures.ThreadPoolExecutor(max(1, cores() - 1), thread_name_prefix=f"coowned-{purpose}")

@@ -1,4 +1,4 @@
-"""Recounts users against bounds of their own: the certificate's part for tiers.
+"""Recounts of users against individual bounds: the certificate's part for tiers.
 
 It looks bounds up by key with code of its own, so that a bug of the selectors' lookup cannot hide here.
 """
@@ -34,7 +34,7 @@ class CertifiedTiers:
 
     @property
     def users(self) -> tuple[int, ...]:
-        """How many users each tier has."""
+        """The number of users in each tier."""
         return tuple(map(sum, self.levels()))
 
     @property
@@ -42,8 +42,13 @@ class CertifiedTiers:
         """Users with bound 0."""
         return sum(users for users, bound in zip(self.users, self.bounds, strict=True) if bound == 0)
 
+    def unknown_keys_advice(self) -> str:
+        """Returns what to do about listed keys that nobody has: a mistyped key opts nobody out."""
+        keys = counted(self.num_unknown_keys, "key with a bound is", "keys with bounds are")
+        return f"{keys} of nobody in the data; `coowned inspect --show-keys` lists the keys that there are"
+
     def check(self, copies_per_user: Sequence[int]) -> bool:
-        """Whether the tiers add up to all users, and nobody is above their bound."""
+        """Returns whether the tiers add up to all users, and nobody is above their bound."""
         levels = self.levels()
         return (
             len(self.names) == len(self.bounds) == len(set(self.names))
@@ -55,7 +60,7 @@ class CertifiedTiers:
 def count_tiers(
     graph: AttributionGraph, copies: np.ndarray, per_user: np.ndarray, bounds: UserBounds
 ) -> CertifiedTiers:
-    """Holds every user against their own bound, which is looked up by key; refuses a user in more copies."""
+    """Checks every user against their own bound, found by key; raises an error for a user in more copies."""
     keys = list(map(str, range(graph.num_users) if graph.user_keys is None else graph.user_keys.to_pylist()))
     names = list(bounds.tiers)
     found, num_unknown = tiers_of_keys(keys, bounds)

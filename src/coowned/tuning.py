@@ -16,6 +16,7 @@ from coowned.finished_run import Run, open_run
 from coowned.fitting import given_selection, say_above, say_result, sections_of_fit, selector_for, shown_to
 from coowned.models.tasks import Specification
 from coowned.runs.keywords import GROUPS, FitKeywords
+from coowned.runs.ledger import NAME as LEDGER
 from coowned.runs.settings import MechanismSettings, Optimizer, RunSettings
 from coowned.runs.tuning_config import EXPECTED_RUNS, TuningConfig
 from coowned.runs.tuning_run import run_tuning
@@ -23,7 +24,7 @@ from coowned.selection.selector import Schedule, Selection, Selector
 
 
 class TuneKeywords(FitKeywords, total=False):
-    """Keywords of `tune` that `fit` has, too, with the same meaning; `on_metrics` is refused."""
+    """Keywords of `tune` that `fit` has too, with the same meaning; `on_metrics` is not allowed."""
 
     epsilon: float
     delta: float
@@ -39,7 +40,7 @@ def tune(
     *,
     grid: Mapping[str, Sequence[Any]],
     expected_runs: float = EXPECTED_RUNS,
-    selector: Selector[Any] | Selection | Schedule,
+    selector: Selector[Any] | Selection | Schedule | None = None,
     evaluation: CoveredEvaluation | None = None,
     folder: str | os.PathLike[str] | None = None,
     **keywords: Unpack[TuneKeywords],
@@ -47,8 +48,9 @@ def tune(
     """Trains a random number of runs with random settings of a grid, and returns the one with the best covered score.
 
     Its guarantee is that of the whole tuning, at the epsilon that was asked for: all runs have more noise than one run
-    alone would need. What that costs is said, through `progress` and the log, before the first run. Call it again with
-    the same arguments and folder to resume a tuning that was interrupted.
+    alone would need, so the defaults of `fit` are often better. The cost is reported, through `progress` and the log,
+    before the first run. What is neither given nor in the grid is chosen as for `fit`, at the epsilon of the whole
+    tuning. Call it again with the same arguments and folder to resume a tuning that was interrupted.
 
     Guarantees:
       - A tuning has the epsilon that was asked for, and its run is that of a grid's setting.   (test_tune)
@@ -61,7 +63,8 @@ def tune(
         data: a grid that was narrowed down by earlier runs costs what those runs cost.
       expected_runs: the mean of the number of runs, which is random and secret; at most four times as many. More runs
         find better settings, and need more noise.
-      selector, mechanism, optimizer, run: as for `fit`, for all runs; the grid replaces what they say.
+      selector, mechanism, optimizer, run: as for `fit`, for all runs; the grid replaces what they say. Around a
+        learning rate of the grid, clip norm and decay are those around a rate that `fit` chooses.
       evaluation: how the score is made; by default `CoveredEvaluation()`. Its accuracy is that of the best of several,
         and therefore too high on average.
       folder: of the tuning, in the end of the best run; None: a private temporary folder, as for `fit`.
@@ -86,8 +89,6 @@ def tune(
     groups = {name: keywords.pop(name, None) for name in GROUPS}
     evaluation = CoveredEvaluation() if evaluation is None else evaluation
     sections = sections_of_fit(model, selector, evaluation, groups=groups, keywords=keywords)
-    sections["mechanism"].setdefault("clip_norm", 1.0)
-    sections["optimizer"].setdefault("learning_rate", 0.01)
     tuning = TuningConfig(sections=sections, grid=grid, expected_runs=expected_runs, model=model, name="tune")
     path = Path(tempfile.mkdtemp(prefix="coowned-") if folder is None else folder)
     progress = keywords.get("progress")
@@ -102,6 +103,7 @@ def tune(
                 progress=report,
                 announce=announce,
                 advise=say_above if progress is None else announce,
+                ledger=None if folder is None else LEDGER,
             )
         finished = open_run(path, model=model)
     except BaseException:
@@ -110,5 +112,5 @@ def tune(
         raise
     if folder is None:
         weakref.finalize(finished, shutil.rmtree, path, ignore_errors=True)
-    say_result(finished, progress=progress, in_ledger=folder is not None)
+    say_result(finished, progress=progress)
     return finished

@@ -1,4 +1,4 @@
-"""Keyword guards: one line to check an argument, one uniform sentence if it is wrong.
+"""Argument checks: one line per argument, with uniform errors.
 
 >>> positive(contribution_bound=3)
 >>> positive(contribution_bound=0)
@@ -17,7 +17,7 @@ from coowned.progress import did_you_mean
 
 
 def integer(*, at_least: int, at_most: int | None = None, **named: Any) -> None:
-    """Refuses what is not an integer in [at_least, at_most]; booleans are not numbers here."""
+    """Raises InputError unless it is an integer in [at_least, at_most]; booleans do not count as numbers."""
     for name, value in named.items():
         whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
         if not whole or int(value) < at_least or (at_most is not None and int(value) > at_most):
@@ -26,19 +26,19 @@ def integer(*, at_least: int, at_most: int | None = None, **named: Any) -> None:
 
 
 def positive(**named: Any) -> None:
-    """Refuses what is not an integer of at least 1."""
+    """Raises InputError unless it is an integer of at least 1."""
     integer(at_least=1, **named)
 
 
 def positive_number(**named: Any) -> None:
-    """Refuses what is not a finite number above 0."""
+    """Raises InputError unless it is a finite number above 0."""
     for name, value in named.items():
         if not is_number(value) or value <= 0 or value == math.inf:
             raise InputError(f"{name} must be a finite number above 0, not {value!r}")
 
 
 def in_range(low: float, high: float, *, open_low: bool = False, open_high: bool = False, **named: Any) -> None:
-    """Refuses what is not a number in the interval from low to high, ends excluded as declared."""
+    """Raises InputError unless it is a number between low and high, ends excluded as declared."""
     for name, value in named.items():
         inside = is_number(value) and (low < value if open_low else low <= value)
         inside = inside and (value < high if open_high else value <= high)
@@ -48,7 +48,7 @@ def in_range(low: float, high: float, *, open_low: bool = False, open_high: bool
 
 
 def one_of(choices: Collection[str], **named: Any) -> None:
-    """Refuses what is not one of the named choices, with the nearest of them if one is near."""
+    """Raises InputError unless it is one of the named choices, suggesting a close one."""
     for name, value in named.items():
         if not isinstance(value, str) or value not in choices:
             listed = ", ".join(repr(choice) for choice in choices)
@@ -57,7 +57,7 @@ def one_of(choices: Collection[str], **named: Any) -> None:
 
 
 def column_names(**named: Any) -> None:
-    """Refuses what is not the name of one column or a list of names; None is allowed."""
+    """Raises InputError unless it is the name of one column or a list of names; None is allowed."""
     for name, value in named.items():
         names = [value] if isinstance(value, str) else value
         if names is not None and not (names and all(isinstance(column, str) and column for column in names)):
@@ -65,18 +65,18 @@ def column_names(**named: Any) -> None:
 
 
 def same_length(expected: int, **named: Sized) -> None:
-    """Refuses sequences that do not have the expected length."""
+    """Raises InputError unless sequences have the expected length."""
     for name, value in named.items():
         if len(value) != expected:
             raise InputError(f"{name} must have {expected} entries, not {len(value)}")
 
 
 def seed(value: Any) -> None:
-    """Refuses what cannot be a seed: seeds are integers in [0, 2^63)."""
+    """Raises InputError unless it can be a seed, an integer in [0, 2^63)."""
     integer(at_least=0, at_most=2**63 - 1, seed=value)
 
 
 def is_number(value: Any) -> bool:
-    """True for real numbers, false for booleans, nan and everything else."""
+    """Returns whether a value is a real number; false for booleans, nan and everything else."""
     # nan is the one number that is not itself; math.isnan would overflow on very large integers.
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and bool(value == value)

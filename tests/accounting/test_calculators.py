@@ -13,8 +13,9 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
+from tests.accounting.mechanisms import poisson
 
-from coowned import CyclicPoisson, MinSeparation, PoissonSampling
+from coowned import CyclicPoisson, MinSeparation
 from coowned.accounting.calculators import (
     composed_epsilon,
     epsilon,
@@ -32,10 +33,6 @@ assert _spec.loader is not None
 golden = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(golden)
 adjacencies = pytest.mark.parametrize("adjacency", ["zero-out", "replace"])
-
-
-def poisson(copies, probability, iterations):
-    return PoissonSampling(contribution_bound=copies, sampling_probability=probability, iterations=iterations)
 
 
 # -- laws ----------------------------------------------------------------------------------------------------------

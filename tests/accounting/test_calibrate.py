@@ -5,8 +5,9 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.accounting.mechanisms import poisson
 
-from coowned import CyclicPoisson, MinSeparation, PoissonSampling
+from coowned import CyclicPoisson, MinSeparation
 from coowned.accounting import calibrate as module
 from coowned.accounting.calculators import epsilon as proven
 from coowned.accounting.calculators import epsilon_details
@@ -14,10 +15,6 @@ from coowned.accounting.calibrate import calibrate
 from coowned.errors import InputError, UncertifiableError
 
 FULL = pytest.mark.full
-
-
-def poisson(copies, probability, iterations):
-    return PoissonSampling(contribution_bound=copies, sampling_probability=probability, iterations=iterations)
 
 
 def check(mechanism, epsilon, delta, adjacency):

@@ -7,23 +7,14 @@ import pytest
 
 from coowned import PoissonSampling
 from coowned.accounting import calculators
-from coowned.accounting.guarantee import ComposedGuarantee, PrivacyGuarantee, compose, guarantee
+from coowned.accounting.composed_guarantee import ComposedGuarantee, compose
+from coowned.accounting.guarantee import guarantee
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import certify
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.selection.greedy import Greedy
 
 CLAIM = {"delta": 1e-6, "adjacency": "zero-out"}
-
-
-@pytest.fixture(scope="module")
-def mechanism(greedy_certificate) -> PoissonSampling:
-    return PoissonSampling.from_certificate(greedy_certificate, batch_size=64, iterations=50)
-
-
-@pytest.fixture(scope="module")
-def made(greedy_certificate, mechanism) -> PrivacyGuarantee:
-    return guarantee(greedy_certificate, mechanism, epsilon=4.0, run_id="one", **CLAIM)
 
 
 def test_test_runs_are_not_composed(greedy_certificate, mechanism, made):

@@ -11,9 +11,11 @@ from scipy.stats import binom
 from coowned import CyclicPoisson, MinSeparation, PoissonSampling, codec
 from coowned.accounting.calculators import calibrate, epsilon, epsilon_curve, release_epsilon
 from coowned.accounting.calibrate import calibrate_release
+from coowned.accounting.composed_guarantee import compose
 from coowned.accounting.covered import CoveredEvaluation
 from coowned.accounting.gaussian import gaussian_epsilon
-from coowned.accounting.guarantee import PrivacyGuarantee, compose, guarantee
+from coowned.accounting.guarantee import guarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_down
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import certify
@@ -40,11 +42,6 @@ def release(copies: int, noise: float) -> Steps:
 def held_out():
     graph = AttributionGraph.from_users_per_example([[user % 25] for user in range(60)])
     return certify(graph, Greedy(contribution_bound=2).select(graph))
-
-
-@pytest.fixture(scope="module")
-def mechanism(greedy_certificate) -> PoissonSampling:
-    return PoissonSampling.from_certificate(greedy_certificate, batch_size=64, iterations=50)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +184,14 @@ def test_covered_evaluation_is_stated(made, greedy_certificate, mechanism):
         f"{made.evaluation.size:,} held-out copies",
         made.evaluation.selection_digest,
         "accuracies not marked",
+        "normal (score) intervals at 95%",
     ):
         assert words in text
         assert words not in plain
     assert "reported accuracies" in plain
+
+
+def test_a_held_out_part_of_the_training_graph_is_refused(greedy_certificate, mechanism):
+    """An example could then be trained on and held out, which the epsilon of one example does not count."""
+    with pytest.raises(InputError, match="of one graph, so that an example could be in both"):
+        guarantee(greedy_certificate, mechanism, epsilon=4.0, held_out=greedy_certificate, epsilon_share=0.1, **CLAIM)

@@ -48,3 +48,8 @@ def test_absurd_targets_are_refused():
 def test_true_positive_rate_is_the_trade_off_curve():
     assert gaussian_true_positive_rate(0.0, 0.05) == pytest.approx(0.05)
     assert gaussian_true_positive_rate(1.0, 0.5) == pytest.approx(float(mpmath.ncdf(1)))
+
+
+def test_targets_below_every_mu_are_refused():
+    with pytest.raises(UncertifiableError, match="no noise multiplier is found for epsilon = 1e-12"):
+        gaussian_mu(1e-12, 1e-15)

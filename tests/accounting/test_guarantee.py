@@ -8,8 +8,10 @@ import pytest
 
 from coowned import CyclicPoisson, MinSeparation, PoissonSampling, codec
 from coowned.accounting import calculators
-from coowned.accounting import guarantee as module
-from coowned.accounting.guarantee import PrivacyGuarantee, compose, guarantee
+from coowned.accounting import privacy_guarantee as module
+from coowned.accounting.composed_guarantee import compose
+from coowned.accounting.guarantee import guarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_up
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import certify
@@ -18,16 +20,6 @@ from coowned.selection.greedy import Greedy
 from coowned.selection.selector import Schedule, Selection
 
 CLAIM = {"delta": 1e-6, "adjacency": "zero-out"}
-
-
-@pytest.fixture(scope="module")
-def mechanism(greedy_certificate) -> PoissonSampling:
-    return PoissonSampling.from_certificate(greedy_certificate, batch_size=64, iterations=50)
-
-
-@pytest.fixture(scope="module")
-def made(greedy_certificate, mechanism) -> PrivacyGuarantee:
-    return guarantee(greedy_certificate, mechanism, epsilon=4.0, run_id="one", **CLAIM)
 
 
 def test_target_is_met_from_the_private_side(made, mechanism):

@@ -4,11 +4,13 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coowned import CyclicGroups, CyclicPoisson, certify, max_min_separation
 from coowned.accounting.calculators import calibrate
 from coowned.accounting.choices import Plan
-from coowned.accounting.planning import default_bounds, plan
+from coowned.accounting.planning import COPIES, default_bounds, plan, training_sizes
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.mechanism.banded_strategy import BandedStrategy
@@ -304,3 +306,15 @@ def test_nothing_to_try_is_refused(regular_graph):
     for make in (lambda: Plan.from_json("[]"), lambda: Plan(choices=(), advice=())):
         with pytest.raises(InputError, match="needs at least one choice; plan again"):
             make()
+
+
+SIZES = st.integers(1, 10**7)
+
+
+@given(size=SIZES, budget=st.integers(1_000, COPIES), batch_size=st.none() | SIZES, iterations=st.none() | SIZES)
+def test_sizes_fit(size, budget, batch_size, iterations):
+    found = training_sizes(size, budget=budget, batch_size=batch_size, iterations=iterations)
+    assert found.batch_size == batch_size or (batch_size is None and 1 <= found.batch_size <= size)
+    assert found.iterations == iterations or (iterations is None and 200 <= found.iterations <= 500)
+    if batch_size is None:
+        assert found.batch_size == 1 or found.batch_size * found.iterations <= budget

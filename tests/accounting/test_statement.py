@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from coowned import CyclicPoisson, MinSeparation, PoissonSampling
 from coowned.accounting import calculators
-from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
+from coowned.accounting.guarantee import guarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import certify

@@ -7,7 +7,9 @@ from scipy.stats import binom
 
 from coowned import CyclicGroups, CyclicPoisson, PoissonSampling
 from coowned.accounting import calculators
-from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
+from coowned.accounting.composed_guarantee import compose
+from coowned.accounting.guarantee import guarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_up
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import certify
@@ -96,7 +98,10 @@ def test_statement_of_tiers(made):
     for row in made.by_tier().filter(tier="customers").to_dicts():
         own, other = rounded_up(row["epsilon"]), rounded_up(row["other_epsilon"])
         assert f"'customers' (bound 1): epsilon {own}, {other} under" in text
-    assert "2 users opted out (bound 0): none of the " in text
+    assert "2 users opted out (bound 0): no example that they are part of is in the training set." in text
+    examples = f"opted out are part of {made.certificate.tiers.num_examples_opted_out} examples"
+    assert examples in made.statement(graph_statistics=True)
+    assert examples not in text
     assert "without looking at content; a bound that a person is told tells of the policy" in text
     assert "40 users" not in text  # how many there are is a statistic of the graph
     test_run = guarantee(made.certificate, made.mechanism, epsilon=8.0, test_run=True, **CLAIM).statement()
@@ -147,3 +152,38 @@ def test_noise_from_another_version_is_refused(certificate, mechanism, monkeypat
     monkeypatch.setattr(calculators, "calibrate", lambda *_, **__: 0.5)
     with pytest.raises(UncertifiableError, match="that was found gives tier 'staff'"):
         guarantee(certificate, mechanism, epsilon={"staff": 8.0, "customers": 2.0, "bound 2": 5.0}, **CLAIM)
+
+
+def test_tiers_with_a_covered_evaluation(certificate, mechanism):
+    """Every tier, also of those who opted out of training, may be in as many held-out copies as there are."""
+    held_out_graph = AttributionGraph.from_users_per_example([[user % 90] for user in range(400)])
+    held_out = certify(held_out_graph, Greedy(contribution_bound=4).select(held_out_graph))
+    made = guarantee(certificate, mechanism, epsilon=4.0, held_out=held_out, epsilon_share=0.2, **CLAIM)
+    counts = privacy_loss_distribution.from_gaussian_mechanism(
+        made.evaluation.noise_multiplier / 4, value_discretization_interval=1e-4
+    )
+    found = dict(made.by_tier().select("tier", "epsilon").iter_rows())
+    assert found["out"] == pytest.approx(counts.get_epsilon_for_delta(CLAIM["delta"]), rel=1e-3)
+    assert found["out"] < found["customers"] < found["bound 2"] < found["staff"] == made.epsilon
+    text = made.statement()
+    assert f"'out' (bound 0): epsilon {rounded_up(found['out'])}, " in text
+    assert "the counts of a covered evaluation, may be theirs" in text
+
+
+def test_composition_counts_the_larger_tier_of_each_run(made, graph):
+    """Somebody may be of a small tier in one run and of a large one in the other."""
+    bounds = [{**row, "bound": {1: 3, 3: 1}.get(row["bound"], 0)} for row in TIERS]
+    other = certify(graph, Greedy(contribution_bound=2, contribution_bounds=bounds).select(graph))
+    sampling = PoissonSampling.from_certificate(other, batch_size=16, iterations=60)
+    second = guarantee(other, sampling, noise_multiplier=made.noise_multiplier, **CLAIM)
+    assert second.by_tier()["tier"].to_list() != made.by_tier()["tier"].to_list()
+    losses = []
+    for run in (made, second):
+        weights = binom.pmf(range(4), 3, run.mechanism.probability_of(0)).tolist()
+        step = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+            run.noise_multiplier, list(range(4)), weights, value_discretization_interval=2e-3
+        )
+        losses.append(step.self_compose(60))
+    independent = losses[0].compose(losses[1]).get_epsilon_for_delta(CLAIM["delta"])
+    assert independent * (1 - 5e-3) <= compose([made, second], delta=CLAIM["delta"]).epsilon
+    assert compose([made, second], delta=CLAIM["delta"]).epsilon <= independent * (1 + 2e-4)

@@ -4,13 +4,26 @@ import dataclasses
 import functools
 import json
 
+import numpy as np
 import pytest
 
-from coowned import AttributionGraph, GreedyMinSeparation, MinSeparation, PoissonSampling, certify, codec
+from coowned import (
+    AttributionGraph,
+    CyclicGroups,
+    CyclicPoisson,
+    GreedyMinSeparation,
+    MinSeparation,
+    PoissonSampling,
+    Schedule,
+    certify,
+    codec,
+)
 from coowned.accounting.calculators import epsilon_curve
-from coowned.accounting.guarantee import PrivacyGuarantee, compose, guarantee
+from coowned.accounting.composed_guarantee import compose
+from coowned.accounting.guarantee import guarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.tuned_guarantee import tuned_guarantees
-from coowned.accounting.tuning_claim import TunedSetting, TuningClaim
+from coowned.accounting.tuning import TuningClaim
 from coowned.errors import CertificateMismatchError, InputError
 
 CLAIM = {"delta": 1e-6, "adjacency": "zero-out"}
@@ -40,7 +53,7 @@ def tuned(claims):
 
 
 def claim_of(run, *, weights, count=1):
-    setting = TunedSetting(count=count, mechanism=run.mechanism.to_dict(), noise_multiplier=run.noise_multiplier)
+    setting = run.setting(count)
     return TuningClaim(
         weights=weights, settings=(setting,), grid={"learning_rate": [0.1] * count}, untuned_noise_multiplier=1.0
     )
@@ -139,3 +152,34 @@ def test_noise_of_a_tuning_of_sampled_runs(greedy_certificate):
     claims = [functools.partial(_claim, greedy_certificate, mechanism) for mechanism in mechanisms]
     for run in tuned_guarantees(claims, [1, 1], grid={"batch_size": [32, 64]}, expected_runs=4, epsilon=4.0):
         assert 4.0 * 0.997 <= run.epsilon <= 4.0
+
+
+def test_one_example_may_be_worse_off_than_any_user():
+    """An example that nobody is part of is in as many copies as the schedule says, however few a user is in."""
+    graph = AttributionGraph.from_users_per_example([*([user % 25] for user in range(100)), []])
+    batches = np.arange(80).reshape(20, 4) % 100
+    batches[:, 3] = 100
+    certificate = certify(graph, Schedule.from_batches(graph, batches))
+    claim = functools.partial(_claim, certificate, MinSeparation.from_certificate(certificate))
+    run = claim(2.0)
+    assert run.example_epsilon > 10 * run.epsilon
+    tuned = run.of_tuning(claim_of(run, weights=(1, 1)), target_epsilon=4.0, run_id="x")
+    assert tuned.example_epsilon >= run.example_epsilon
+    assert tuned.epsilon < run.example_epsilon
+
+
+def test_one_example_of_a_tuning_is_safer_than_a_user(claims):
+    """Every setting's example has one or two copies here, where a user has several."""
+    run = claims[0](4.0)
+    tuned = run.of_tuning(claim_of(run, weights=(1, 1)), target_epsilon=8.0, run_id="x")
+    assert run.example_epsilon <= tuned.example_epsilon < tuned.epsilon
+
+
+def test_groups_of_a_tuning_are_read_back():
+    """A mechanism with bounds and probabilities by group, which are lists in JSON."""
+    graph = AttributionGraph.from_users_per_example([[user % 25] for user in range(100)])
+    certificate = certify(graph, CyclicGroups(num_groups=2, contribution_bound=2).select(graph))
+    run = _claim(certificate, CyclicPoisson.from_certificate(certificate, batch_size=5, iterations=6), 4.0)
+    tuned = run.of_tuning(claim_of(run, weights=(1, 1)), target_epsilon=8.0, run_id="x")
+    again = PrivacyGuarantee.from_json(tuned.to_json())
+    assert (again.epsilon, again.example_epsilon) == (tuned.epsilon, tuned.example_epsilon)

@@ -129,6 +129,48 @@ def test_near_the_exact_epsilon_in_the_worst_order(mechanisms):
     assert np.median(ratios) <= 1.1
 
 
+def hiding_order(p, q, law, epsilon, parts=40):
+    """The same mechanism with every outcome divided, and the telling ones where the order hides their rank best.
+
+    Neither changes its curve. All others are in order of their ratio p / q, the least likely under p being the best.
+    """
+    fine_p, fine_q = np.repeat(p, parts) / parts, np.repeat(q, parts) / parts
+    ratio = fine_p / fine_q
+    by_ratio = np.argsort(ratio, kind="stable")
+    above_p, above_q = (np.clip(np.concatenate([[0.0], np.cumsum(side[by_ratio])]), 0, 1) for side in (fine_p, fine_q))
+    place = np.empty(len(ratio))
+    place[by_ratio] = np.arange(len(ratio))
+    for value in np.unique(ratio):
+        gains = law.slopes(1 - above_p) * value - math.exp(epsilon) * law.slopes(1 - above_q)
+        if gains.max() > 0:
+            place[ratio == value] = gains.argmax() - 0.5
+    worst_first = np.argsort(place, kind="stable")[::-1]
+    return fine_p[worst_first], fine_q[worst_first]
+
+
+def ratios_to_the_worst_of_a_curve(rng):
+    """The bound over the exact epsilon: of the worst mechanism found with a random curve, and in a random order."""
+    law = NumberOfRuns.geometric(rng.choice([2, 4, 8]))
+    p, q = random_mechanism(rng, rng.integers(2, 9))
+    p, q = np.concatenate([p, q]) / 2, np.concatenate([q, p]) / 2  # the same curve in both directions
+    profile, delta = profile_of(p, q), 10 ** rng.uniform(-6, -2)
+    bound = tuned_epsilon(profile, law, delta)
+    worst = hiding_order(p, q, law, 0.97 * bound)
+    same = profile_of(*worst)
+    np.testing.assert_allclose(np.interp(profile.epsilons, same.epsilons, same.deltas), profile.deltas, atol=1e-9)
+    return [bound / exact_epsilon(*(best_of(side, law) for side in sides), delta) for sides in (worst, (p, q))]
+
+
+@pytest.mark.parametrize("curves", [12, pytest.param(500, marks=pytest.mark.full)])
+def test_no_bound_from_a_curve_alone_is_much_smaller(curves):
+    """Every random curve has a mechanism that comes near the bound, though a random order is far from it."""
+    rng = np.random.default_rng(3)
+    worst, random_order = np.array([ratios_to_the_worst_of_a_curve(rng) for _ in range(curves)]).T
+    assert worst.min() >= 1
+    assert np.median(worst) <= 1.1
+    assert np.median(random_order) > 1.2
+
+
 def test_exact_probabilities_are_those_of_all_outcomes():
     """Enumerates every number of runs and everything they may give."""
     outcomes, law = np.array([0.2, 0.5, 0.3]), NumberOfRuns((3, 2, 5))
@@ -190,7 +232,7 @@ def test_a_profile_that_ends_too_early_is_refused():
         tuned_epsilon(gaussian_profile(1.0, 1.0), NumberOfRuns.geometric(8), 1e-6)
 
 
-@pytest.mark.parametrize("expected", [1, 1.5, 2, 8, 100])
+@pytest.mark.parametrize("expected", [1, 1.5, 2, 8, 100, 1000])
 def test_mean_and_end_of_the_law(expected):
     law = NumberOfRuns.geometric(expected)
     assert law.expected == pytest.approx(expected, rel=1e-6)

@@ -8,6 +8,7 @@ import json
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from tests.attribution.attributed import users_of
 
 from coowned import InputError, UserKeyRules, read_arxiv
 
@@ -21,11 +22,6 @@ PAPERS = [
 def write(file, papers):
     file.write_text("".join(json.dumps(paper) + "\n" for paper in papers), encoding="utf-8")
     return file
-
-
-def users_of(examples):
-    graph, keys = examples.graph, examples.user_keys.to_pylist()
-    return [{keys[user] for user in graph.users[a:b]} for a, b in zip(graph.indptr[:-1], graph.indptr[1:], strict=True)]
 
 
 def test_papers_and_authors(tmp_path, monkeypatch):

@@ -5,21 +5,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
+from tests.attribution.attributed import users_of
 
 from coowned import Aliases, InputError, Selection, from_table, take
-from coowned.attribution.examples import attribute, unify
+from coowned.attribution.examples import Origin, attribute, unify
 
 TABLE = {
     "id": ["m1", "m2", "m3"],
     "users": [["Ann", "bob"], [], ["bob", "carol"]],
     "text": ["one", "two", "three"],
 }
-
-
-def users_of(examples):
-    """The set of keys of each example."""
-    graph, keys = examples.graph, examples.user_keys.to_pylist()
-    return [{keys[user] for user in graph.users[a:b]} for a, b in zip(graph.indptr[:-1], graph.indptr[1:], strict=True)]
 
 
 @given(
@@ -152,11 +147,11 @@ def test_unify(entries):
 def test_attribute_checks_its_arguments():
     payload = pa.table({"x": [1, 2]})
     with pytest.raises(InputError, match="mail: 1 lists of users for 2 rows"):
-        attribute(pa.array([["a"]]), example_ids=None, payload=payload, location="mail")
+        attribute(pa.array([["a"]]), example_ids=None, payload=payload, origin=Origin("mail"))
     hidden = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None]))
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 2]), hidden)
     with pytest.raises(InputError, match="mail: null user in users at row 1"):
-        attribute(lists, example_ids=None, payload=payload, location="mail")
-    examples = attribute(pa.array([["a"], ["a"]]), example_ids=[5, 6], payload=payload, notes={"odd": 3})
+        attribute(lists, example_ids=None, payload=payload, origin=Origin("mail"))
+    examples = attribute(pa.array([["a"], ["a"]]), example_ids=[5, 6], payload=payload, origin=Origin(notes={"odd": 3}))
     assert (examples.notes, examples.ids.to_pylist()) == ({"odd": 3}, [5, 6])
     assert np.array_equal(examples.graph.users, [0, 0])

@@ -8,14 +8,10 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.attribution.attributed import invalid_text
 
 from coowned import InputError
 from coowned.attribution.identifiers import as_identifiers, check_valid, text_or_integers, utf8_buffers
-
-
-def invalid_text(values, kind=None):
-    """A string array that breaks Arrow's rule: its bytes are taken as they are."""
-    return pa.array(values, pa.binary()).view(pa.string())
 
 
 def test_identifiers_are_checked():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coowned.attribution.mail_addresses import AddressList, parse_addresses
+from coowned.attribution.mail_addresses import AddressList, named_addresses, parse_addresses
 
 _WORD = st.text("abcdefghijklmnopqrstuvwxyz0123456789-_", min_size=1, max_size=12)
 _ADDRESS = st.builds(lambda local, domain: f"{local}@{domain}.org", _WORD, _WORD)
@@ -175,3 +175,27 @@ def test_any_text_is_parsed(value):
 def test_long_damaged_values_are_read(unit):
     # Each of these takes minutes where any part of the parser goes back over what it has read.
     assert "ann@x.org" in parse_addresses(unit * (400_000 // len(unit)) + ", ann@x.org").addresses
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        ('"Doe, Ann" <ann@x.org>, bob@x.org (Bob Lee), c@x.org', [("Doe, Ann", "ann@x.org"), ("Bob Lee", "bob@x.org")]),
+        (r'"Ann \"A\" Lee" <ann@x.org>', [('Ann "A" Lee', "ann@x.org")]),
+        ("team: Ann <ann@x.org>;", [("Ann", "ann@x.org")]),
+        # The standard library gives these no name, or a name without its address.
+        ("Ann [lead] <ann@x.org>", [("Ann [lead]", "ann@x.org")]),
+        ("Ann Lee <<ann@x.org>", [("Ann Lee", "ann@x.org")]),
+        ("Ann <ann@x.org> <lee@x.org>", []),  # whose name is it?
+        ("ann@x.org, broken, <>", []),
+    ],
+)
+def test_names_of_addresses(value, names):
+    assert named_addresses(value) == names
+
+
+@given(st.text(st.sampled_from(list('ab@.,;:<>()[]" \\=?')), max_size=60))
+def test_named_addresses_are_those_parsed(value):
+    found = named_addresses(value)
+    assert {address for _, address in found} <= set(parse_addresses(value).addresses)
+    assert all(name for name, _ in found)

@@ -1,8 +1,10 @@
 """A new source is one file and one line in the registry: everything else finds it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.registration import FEATURES, LABELS, USERS, registered, write_configuration
 
 import coowned as co
 from coowned.attribution.options import SOURCES, SourceEntry
@@ -30,41 +32,17 @@ def read_source(kind, source, progress):
 def recognizes(kind, path):
     return path.is_file() and path.read_bytes().startswith(b"TOY")
 '''
-CONFIGURATION = """
-[data]
-path = "lines.toy"
-splits = [0.8, 0.1, 0.1]
-[selection]
-selector = "greedy"
-contribution_bound = 2
-[privacy]
-epsilon = 8.0
-delta = 1e-6
-[mechanism]
-kind = "dp-sgd"
-batch_size = 8
-iterations = 4
-clip_norm = 1.0
-[model]
-kind = "logistic-regression"
-features = ["x"]
-label = "y"
-[optimizer]
-learning_rate = 0.1
-"""
 
 
 @pytest.fixture
-def lines(tmp_path: Path, monkeypatch) -> Path:
+def lines(tmp_path: Path) -> Iterator[Path]:
     """A file of the toy format, in a folder where the toy source's module is; that module is registered."""
-    (tmp_path / "toy_source.py").write_text(MODULE, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(SOURCES, "toy", SourceEntry("toy_source", "read_toy", (".toy",)))
     path = tmp_path / "lines.toy"
-    rows = "".join(f"u{i % 60}+u{i % 59} {i % 7} {int(i % 7 > 3)}\n" for i in range(240))
-    path.write_text(f"TOY\n{rows}", encoding="utf-8")
-    yield path
-    vars(co).pop("read_toy", None)
+    rows = zip(USERS, FEATURES, LABELS, strict=True)
+    path.write_text("\n".join(["TOY", *(f"{one}+{other} {x} {y}" for (one, other), x, y in rows)]), encoding="utf-8")
+    entry = SourceEntry("toy_source", "read_toy", (".toy",))
+    with registered(tmp_path, "toy_source", MODULE, SOURCES, entry, public="read_toy"):
+        yield path
 
 
 def test_a_registered_source_is_recognized_and_read(lines: Path):
@@ -85,8 +63,8 @@ def test_the_command_line_and_a_configuration_read_it(lines: Path, capsys):
     assert run(["inspect", str(lines), "--format", "toy"]) == 0
     assert run(["plan", str(lines), "--epsilon", "8", "--delta", "1e-6", "--batch-size", "8", "--iterations", "4",
                 "--selectors", "greedy", "--contribution-bounds", "2"]) == 0  # fmt: skip
-    config, folder = lines.with_name("run.toml"), lines.with_name("RUN")
-    config.write_text(CONFIGURATION, encoding="utf-8")
+    reading = {"path": "lines.toy", "example_id": None, "separator": None}
+    config, folder = write_configuration(lines.parent, data=reading), lines.with_name("RUN")
     assert run(["train", str(config), "-o", str(folder)]) == 0, capsys.readouterr().err
     assert run(["report", str(folder)]) == 0
 

@@ -156,3 +156,12 @@ def test_progress_reaches_the_readers(data):
         told = []
         DataSource(path=data / name, **settings).read(lambda done, message, told=told: told.append(message))
         assert bool(told) == (name != "t.csv")
+
+
+@pytest.mark.parametrize("format", [None, "parquet"])
+def test_addresses_are_for_spark(data, format):
+    """Named as they were written, with both slashes."""
+    source = DataSource(path=resolve_path(data, "s3a://bucket/mail.parquet"), format=format)
+    for read in (source.read, source.read_rows, source.display_names, source.text_columns):
+        with pytest.raises(InputError, match=r"^s3a://bucket/mail.parquet: only Spark reads addresses"):
+            read()

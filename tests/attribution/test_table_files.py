@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
+from tests.attribution.attributed import invalid_text, users_of
 
 from coowned import InputError, from_table, read_csv, read_jsonl, read_parquet
 from coowned.attribution import table_files
@@ -22,15 +23,6 @@ def parquet_bytes(columns):
     sink = io.BytesIO()
     pyarrow.parquet.write_table(columns if isinstance(columns, pa.Table) else pa.table(columns), sink)
     return sink.getvalue()
-
-
-def invalid_text(values):
-    return pa.array(values, pa.binary()).view(pa.string())
-
-
-def users_of(examples):
-    graph, keys = examples.graph, examples.user_keys.to_pylist()
-    return [{keys[user] for user in graph.users[a:b]} for a, b in zip(graph.indptr[:-1], graph.indptr[1:], strict=True)]
 
 
 @pytest.fixture

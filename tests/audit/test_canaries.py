@@ -15,8 +15,7 @@ from coowned.audit.canaries import (
 )
 from coowned.content.data import FeatureTable
 from coowned.content.example_table import ExampleTable
-from coowned.content.hashed_text import hash_texts
-from coowned.content.sparse_table import SparseTable
+from coowned.content.hashed_text import SparseTable, hash_texts
 from coowned.errors import InputError
 from coowned.exact.grid import Grid
 from coowned.exact.keys import RunKey
@@ -26,8 +25,7 @@ from coowned.models.linear_regression import LinearRegression
 from coowned.models.logistic_regression import LogisticRegression
 from coowned.models.probes import feature_canaries, token_canaries
 from coowned.models.text_classifier import TextClassifier
-from coowned.synthetic.logistic_data import LogisticData
-from coowned.synthetic.world_data import WorldData
+from coowned.synthetic.logistic_data import LogisticData, WorldData
 from coowned.training.loop import Trainer
 from coowned.training.plan import TrainingPlan
 

@@ -96,6 +96,31 @@ def a_shard_twice(monkeypatch):
 def a_shard_twice_unchecked(monkeypatch):
     """The same where nobody compares the count with the coins."""
     a_shard_twice(monkeypatch)
+    count_nothing(monkeypatch)
+
+
+def coins_of_their_own(monkeypatch):
+    """Worker 1 draws with a key of its own."""
+    two_workers(monkeypatch)
+
+    def run(self, data, state, rows, *, start, after):
+        if self._workers.rank:
+            plan = self._plans[0]
+            self._batches = plan.mechanism.batches(plan.selected, run_key=RunKey.from_seed(77), multiple_of=8)
+        return honest(self, data, state, rows, start=start, after=after)
+
+    honest = Trainer.run
+    monkeypatch.setattr(Trainer, "run", run)
+
+
+def coins_of_their_own_unchecked(monkeypatch):
+    """The same where nobody compares the count with the coins."""
+    coins_of_their_own(monkeypatch)
+    count_nothing(monkeypatch)
+
+
+def count_nothing(monkeypatch):
+    """The sums of workers are added whatever copies they are of."""
 
     def unchecked(workers, sums, clipped, mask, drawn):
         del drawn
@@ -127,6 +152,18 @@ def test_two_workers_release_what_one_does():
 def test_noise_by_every_worker_is_seen():
     """It is too much noise, which no claim forbids: the comparison with one worker sees it."""
     assert not np.allclose(first_steps_with(noise_by_every_worker), first_steps(planted_bugs.poisson()), atol=0.1)
+
+
+def test_coins_of_their_own_are_seen():
+    """A copy of worker 1 has coins that are not those of the run's key: the comparison with one worker sees it."""
+    assert not np.allclose(
+        first_steps_with(coins_of_their_own_unchecked), first_steps(planted_bugs.poisson()), atol=0.1
+    )
+
+
+def test_coins_of_their_own_stop_the_run():
+    with pytest.raises(CertificateMismatchError, match="nothing was released"):
+        first_steps_with(coins_of_their_own)
 
 
 @pytest.mark.full

@@ -76,7 +76,7 @@ BAD_SETTINGS = [
     (["plan", *DATA, "--epsilon", "-1", *PLAN[2:]], "epsilon"),
     (["plan", *DATA, *PLAN[:2], "--delta", "2", *PLAN[4:]], "delta"),
     (["plan", *DATA, *PLAN, "-o", "nowhere/plan.json"], "the folder nowhere does not exist; create it first"),
-    (["plan", *DATA, *PLAN, "-o", "full"], "full: a folder with other files in it"),
+    (["plan", *DATA, *PLAN, "--overwrite", "-o", "full"], "full: a folder with other files in it"),
     (["select", *DATA, "--selector", "best", "-o", "new.parquet"], "Unknown selector 'best'; choose greedy"),
     (["select", *DATA, "-o", "new.parquet"], "The selector greedy needs --contribution-bound"),
     (["select", *DATA, "--contribution-bound", "0", "-o", "new.parquet"], "contribution_bound must be an integer of at least 1"),
@@ -120,6 +120,7 @@ BAD_SETTINGS = [
     (["calibrate", "--certificate", "S.parquet", *CALIBRATE[2:], *TARGET, *STEPS], "S.parquet: is not UTF-8 text"),
     (["calibrate", *CALIBRATE, *TARGET, *STEPS, "-o", "nowhere/g.json"], "the folder nowhere does not exist"),
     (["calibrate", *CALIBRATE, *TARGET, *STEPS, "-o", "full"], "full: a folder with other files in it"),
+    (["spark-package", "-o", "nowhere/coowned.zip"], "the folder nowhere does not exist"),
     (["train"], "train needs CONFIG.toml and -o RUN"),
     (["train", "run.toml"], "train needs CONFIG.toml and -o RUN"),
     (["train", "no.toml", "-o", "RUN"], "no.toml: cannot be read"),
@@ -234,7 +235,7 @@ def test_unwritable_folders(prepared, arguments, monkeypatch, capsys):
 
 
 def test_every_verb_is_here():
-    verbs = {command.name for command in main.app.registered_commands}
+    verbs = {command.name for command in main.commands().registered_commands}
     elsewhere = {
         "aliases",
         "audit",

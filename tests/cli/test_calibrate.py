@@ -5,26 +5,27 @@ from pathlib import Path
 
 import pytest
 
+from coowned.accounting.guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_up
 from coowned.cli.main import run
 
 
 @pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    rows = "\n".join(f"{number},user{number % 40};user{number % 37}" for number in range(300))
-    (tmp_path / "data.csv").write_text(f"id,users\n{rows}\n", encoding="utf-8")
-    arguments = [
-        "select",
-        str(tmp_path / "data.csv"),
-        "--example-id",
-        "id",
-        "--separator",
-        ";",
-        "--contribution-bound",
-        "3",
-    ]
-    assert run([*arguments, "-o", str(tmp_path / "S.parquet")]) == 0
-    return tmp_path / "S.certificate.json"
+def certificate(table: Path) -> Path:
+    options = ["--example-id", "id", "--separator", ";", "--contribution-bound", "3"]
+    assert run(["select", str(table), *options, "-o", str(table.with_name("S.parquet"))]) == 0
+    return table.with_name("S.certificate.json")
+
+
+@pytest.fixture
+def tiered(certificate: Path) -> Path:
+    folder = certificate.parent
+    names = "".join(f"user{number},1,customers\n" for number in range(10)) + "user10,0,out\n"
+    (folder / "tiers.csv").write_text(f"user,bound,tier\n{names}", encoding="utf-8")
+    options = ["--example-id", "id", "--separator", ";", "--contribution-bound", "3"]
+    options += ["--contribution-bounds-file", str(folder / "tiers.csv"), "-o", str(folder / "T.parquet")]
+    assert run(["select", str(folder / "data.csv"), *options]) == 0
+    return folder / "T.certificate.json"
 
 
 def calibrate(certificate: Path, *more: str) -> int:
@@ -124,3 +125,43 @@ def test_noise_that_is_hardly_needed_is_refused(certificate: Path, capsys):
     capsys.readouterr()
     assert run(["calibrate", "--certificate", str(certificate), *settings]) == 2
     assert "is not below the probability" in capsys.readouterr().err
+
+
+def test_target_for_each_tier(tiered: Path, capsys):
+    capsys.readouterr()
+    assert calibrate(tiered, "--epsilon", "bound 3=8, customers=1", "--json") == 0
+    found = PrivacyGuarantee.from_json(capsys.readouterr().out)
+    epsilons = dict(found.by_tier().select("tier", "epsilon").iter_rows())
+    assert 0.999 < epsilons["customers"] <= 1  # the stricter target sets the noise
+    assert found.epsilon == epsilons["bound 3"] < 8
+    assert calibrate(tiered, "--epsilon", "bound 3=1,customers=8") == 0
+    assert "By tier, at the same delta: 'bound 3' (bound 3): epsilon " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "says"),
+    [
+        ("bound 3=8", "10 users are of tier 'customers', which has no target"),
+        ("bound 3=8,customer=1", "tier 'customer' is unknown"),
+        ("bound 3=8,customers=1,out=1", "tier 'out' has bound 0"),
+        ("bound 3=8,customers=0", "epsilon must be"),
+        ("bound 3=8,customers=nan", "epsilon must be"),
+        ("bound 3=8,customers=2,customers=1", "one for each tier by name"),
+        ("8,customers=1", "one for each tier by name"),
+        ("bound 3=8,customers", "one for each tier by name"),
+        ("", "one for each tier by name"),
+        ("=8", "one for each tier by name"),
+    ],
+)
+def test_wrong_targets(tiered: Path, capsys, epsilon: str, says: str):
+    capsys.readouterr()
+    assert calibrate(tiered, "--epsilon", epsilon) == 2
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_targets_without_tiers(certificate: Path, capsys):
+    capsys.readouterr()
+    assert calibrate(certificate, "--epsilon", "staff=8") == 2
+    assert "select with contribution_bounds" in capsys.readouterr().err

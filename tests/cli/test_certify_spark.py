@@ -39,6 +39,14 @@ def test_the_verdict_is_the_local_one(data, capsys):
         places = [f"file://{data}", f"file://{folder}/S.parquet"]
         assert run(["certify", *places, *COMMON, "--engine", "spark"]) == 0
         assert "holds: " in capsys.readouterr().out
+        # The train split is the local one.
+        split, part = ["--splits", "0.6,0.2,0.2"], str(folder / "part.parquet")
+        words = ["select", str(data), *COMMON, *split, "--contribution-bound", "2", "-o", part, "--engine", "spark"]
+        assert run(words) == 0
+        assert run(["certify", str(data), part, *COMMON, *split]) == 0
+        assert run(["certify", str(data), part, *COMMON, *split, "--engine", "spark"]) == 0
+        assert run(["certify", str(data), part, *COMMON, "--engine", "spark"]) == 1
+        capsys.readouterr()
         # One copy less, one more, an id that is not there: exit code 1, one sentence, nothing on stdout.
         file = folder / "S.parquet"
         whole = pl.read_parquet(file)

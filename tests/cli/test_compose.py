@@ -3,20 +3,11 @@
 import json
 
 import pytest
-from tests.runs.run_folders import write_run
+from tests.runs.run_folders import claim, write_run
 
-from coowned import AttributionGraph, Greedy, PoissonSampling, PrivacyGuarantee, certify, compose, guarantee
+from coowned import compose
 from coowned.accounting.statement import rounded_up
 from coowned.cli.main import run
-
-GRAPH = AttributionGraph.from_users_per_example([[i // 3] for i in range(240)])
-
-
-def claim(noise_multiplier: float, **more) -> PrivacyGuarantee:
-    certificate = certify(GRAPH, Greedy(contribution_bound=2).select(GRAPH))
-    mechanism = PoissonSampling.from_certificate(certificate, batch_size=16, iterations=10)
-    settings = {"delta": 1e-6, "adjacency": "zero-out"} | more
-    return guarantee(certificate, mechanism, noise_multiplier=noise_multiplier, **settings)
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.audit import run_audit
-from coowned.cli import demo
 from coowned.cli.main import run
+from coowned.demo import Demo
 from coowned.exact import keys
 from coowned.runs.stored_run import StoredRun
 
@@ -60,10 +60,10 @@ def test_others_files_are_kept(tmp_path: Path, capsys, name: str):
 
 def test_interrupted_demo_can_be_given_again(tmp_path: Path):
     folder = tmp_path / "demo"
-    demo._prepare_folder(folder)
+    Demo(folder).prepare()
     (folder / "mailbox.mbox").write_text("half of", encoding="utf-8")
     (folder / "run-epsilon-2").mkdir()
-    demo._prepare_folder(folder)
+    Demo(folder).prepare()
     assert [file.name for file in folder.iterdir()] == [".coowned-demo"]
 
 

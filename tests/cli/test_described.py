@@ -126,10 +126,23 @@ def test_rows_are_written_as_before(texts: Path, capsys):
     asked = ["plan", str(texts), *CLAIM, "--selectors", "greedy", "--contribution-bounds", "2", "-o", str(rows)]
     assert run(asked) == 0
     (alone,) = json.loads(rows.read_text(encoding="utf-8"))
-    assert run([*asked, "--text", "body", "--label", "y"]) == 0
+    assert run([*asked, "--text", "body", "--label", "y", "--overwrite"]) == 0
     (described,) = json.loads(rows.read_text(encoding="utf-8"))
     assert described["size"] < alone["size"]
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", ["run.toml", "plan.json"])
+def test_a_plan_replaces_a_file_only_where_it_is_asked_to(texts: Path, capsys, name: str):
+    """A configuration may have been edited since it was written."""
+    output = texts.with_name(name)
+    output.write_text("mine", encoding="utf-8")
+    asked = ["plan", str(texts), "--text", "body", "--label", "y", *CLAIM, "-o", str(output)]
+    assert run(asked) == 2
+    assert f"{name}: already exists; choose another path, or give --overwrite" in capsys.readouterr().err
+    assert output.read_text(encoding="utf-8") == "mine"
+    assert run([*asked, "--overwrite"]) == 0
+    assert "mine" not in output.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

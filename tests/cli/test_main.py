@@ -11,19 +11,13 @@ import textwrap
 
 import pytest
 import typer.main
+from tests.folders import names
 
 from coowned import CertificateMismatchError, InfeasibleScheduleError, InputError
 from coowned.cli import main
 from coowned.selection.greedy import Greedy
 
-VERBS = sorted(command.name for command in main.app.registered_commands)
-
-
-@pytest.fixture
-def data(tmp_path):
-    file = tmp_path / "mail.csv"
-    file.write_text("id,users\n" + "".join(f"m{i},u{i % 7};u{i % 5}\n" for i in range(60)))
-    return file
+VERBS = sorted(command.name for command in main.commands().registered_commands)
 
 
 def select(data, *more):
@@ -40,10 +34,6 @@ def select(data, *more):
     ]
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
 def coowned(*arguments, **options):
     command = [sys.executable, "-c", "from coowned.cli.main import main; main()"]
     return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, check=False, **options)
@@ -58,7 +48,11 @@ def test_exit_codes(data, monkeypatch, capsys):
         (CertificateMismatchError("the claim\nfails"), 1, "coowned: the claim fails\n"),
         (InputError("bad input"), 2, "coowned: bad input\n"),
         (InfeasibleScheduleError("no room", filled=1, needed=2), 2, "coowned: no room\n"),
-        (OSError(28, "No space left on device", "/x"), 3, "coowned: No space left on device (/x)\n"),
+        (
+            OSError(28, "No space left on device", "/x"),
+            3,
+            "coowned: /x: No space left on device; make room there, or write to another disk\n",
+        ),
         (MemoryError(), 3, "coowned: out of memory; use a machine with more memory or a smaller part of the data\n"),
         (KeyboardInterrupt(), 130, "coowned: interrupted; no partial files were left behind\n"),
     ]:
@@ -122,14 +116,14 @@ def test_every_help_has_examples(verb, capsys, monkeypatch):
     assert f"coowned {verb}" in text
     assert "--json" in text
     # As written: a command that continues on the next line keeps its backslash.
-    written = typer.main.get_command(main.app).commands[verb].callback.__doc__  # type: ignore[attr-defined]
+    written = typer.main.get_command(main.commands()).commands[verb].callback.__doc__  # type: ignore[attr-defined]
     for line in re.findall(rf"(?m)^ {{8}}(coowned {verb}\b.*)$", written):
         assert line in text
 
 
 def test_every_example_in_a_help_parses():
     """The commands shown name options that exist."""
-    group = typer.main.get_command(main.app)
+    group = typer.main.get_command(main.commands())
     found = 0
     for verb in VERBS:
         command = group.commands[verb]  # type: ignore[attr-defined]

@@ -62,7 +62,7 @@ def test_completion_can_be_installed(capsys):
 def test_options_are_declared_once(capsys):
     names = set(options.declared())
     assert {field.name for field in dataclasses.fields(DataSource)} == {*names, "path"}
-    assert {field.name for field in dataclasses.fields(DataSettings)} == {*names, "path", "splits"}
+    assert {field.name for field in dataclasses.fields(DataSettings)} == {*names, "path", "splits", "shards"}
     for verb in ("inspect", "plan", "select", "certify"):
         assert run([verb, "--help"]) == 0
         text = capsys.readouterr().out

@@ -12,17 +12,19 @@ from coowned.content.splits import split_examples
 TARGET = ["--epsilon", "4", "--delta", "1e-6", "--batch-size", "10", "--iterations", "20"]
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    rows = "\n".join(f"{number},user{number % 40};user{number % 37}" for number in range(300))
-    path = tmp_path / "data.csv"
-    path.write_text(f"id,users\n{rows}\n", encoding="utf-8")
-    return path
-
-
-def test_rows_and_table(data: Path, capsys):
-    output = data.with_name("plan.json")
-    arguments = ["plan", str(data), "--example-id", "id", "--separator", ";", *TARGET, "--contribution-bounds", "1,3"]
+def test_rows_and_table(table: Path, capsys):
+    output = table.with_name("plan.json")
+    arguments = [
+        "plan",
+        str(table),
+        "--example-id",
+        "id",
+        "--separator",
+        ";",
+        *TARGET,
+        "--contribution-bounds",
+        "1,3",
+    ]
     assert run([*arguments, "-o", str(output)]) == 0
     printed = capsys.readouterr().out
     rows = json.loads(output.read_text(encoding="utf-8"))
@@ -51,9 +53,9 @@ def test_rows_and_table(data: Path, capsys):
     assert json.loads(capsys.readouterr().out) == rows
 
 
-def test_verdict_for_the_model(data: Path, capsys):
-    arguments = ["plan", str(data), "--example-id", "id", "--separator", ";", *TARGET, "--mechanism", "poisson"]
-    page = data.with_name("plan.html")
+def test_verdict_for_the_model(table: Path, capsys):
+    arguments = ["plan", str(table), "--example-id", "id", "--separator", ";", *TARGET, "--mechanism", "poisson"]
+    page = table.with_name("plan.html")
     assert run([*arguments, "--parameters", "1000000", "--html", str(page)]) == 0
     printed = capsys.readouterr().out
     assert "times the root of 1,000,000 parameters): noise swamps the signal at this batch size" in printed
@@ -64,12 +66,12 @@ def test_verdict_for_the_model(data: Path, capsys):
     assert row["step_signal_to_noise"] == pytest.approx(10 / (row["noise_multiplier"] * 2))
 
 
-def test_what_cannot_be_used_is_said_in_full(data: Path, capsys):
+def test_what_cannot_be_used_is_said_in_full(table: Path, capsys):
     target = [*TARGET[:4], "--batch-size", "200", "--iterations", "20"]
-    assert run(["plan", str(data), "--example-id", "id", "--separator", ";", *target, "--json"]) == 0
+    assert run(["plan", str(table), "--example-id", "id", "--separator", ";", *target, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    page = data.with_name("plan.html")
-    assert run(["plan", str(data), "--example-id", "id", "--separator", ";", *target, "--html", str(page)]) == 0
+    page = table.with_name("plan.html")
+    assert run(["plan", str(table), "--example-id", "id", "--separator", ";", *target, "--html", str(page)]) == 0
     printed, text = capsys.readouterr().out, page.read_text(encoding="utf-8")
     (schedule,) = [row for row in rows if row["mechanism"] == "min-separation"]
     assert schedule["note"] in printed
@@ -107,8 +109,8 @@ learning_rate = 0.1
 """
 
 
-def test_from_a_training_configuration(data: Path, capsys):
-    config = data.with_name("train.toml")
+def test_from_a_training_configuration(table: Path, capsys):
+    config = table.with_name("train.toml")
     config.write_text(CONFIGURATION, encoding="utf-8")
     assert run(["plan", "--config", str(config), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -119,7 +121,7 @@ def test_from_a_training_configuration(data: Path, capsys):
     assert {row["selector"] for row in sgd} == {"priced"}
     assert 4 in {row["contribution_bound"] for row in sgd}
     # The noise is that of the run: S is chosen from the train split.
-    graph = read_csv(data, users="users", example_id="id", separator=";").graph
+    graph = read_csv(table, users="users", example_id="id", separator=";").graph
     graph = graph.subgraph(split_examples(graph, [0.8, 0.1, 0.1])["train"])
     selected = Priced(contribution_bound=4).select(graph, seed=3)
     assert [row["size"] for row in sgd if row["contribution_bound"] == 4] == [selected.size]
@@ -127,33 +129,43 @@ def test_from_a_training_configuration(data: Path, capsys):
     assert run(["plan", "--config", str(config), *overridden, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {(row["epsilon"], row["batch_size"], row["selector"]) for row in rows} == {(2.0, 5, "greedy")}
-    assert run(["plan", "--config", str(config), str(data)]) == 2
+    assert run(["plan", "--config", str(config), str(table)]) == 2
     assert "either DATA or --config" in capsys.readouterr().err
     assert run(["plan", "--config", str(config), "--users", "users"]) == 2
     assert "--users needs DATA" in capsys.readouterr().err
 
 
-def test_parameters_are_those_of_the_configured_model(data: Path, capsys):
-    config = data.with_name("train.toml")
+def test_parameters_are_those_of_the_configured_model(table: Path, capsys):
+    config = table.with_name("train.toml")
     config.write_text(CONFIGURATION, encoding="utf-8")
     asked = ["plan", "--config", str(config), "--mechanism", "poisson", "--contribution-bounds", "1", "--json"]
     rows = {}
-    for columns in (data.read_text(encoding="utf-8"), _with_columns(data)):
-        data.write_text(columns, encoding="utf-8")
+    for columns in (table.read_text(encoding="utf-8"), _with_columns(table)):
+        table.write_text(columns, encoding="utf-8")
         assert run(asked) == 0
         rows[columns] = {row["num_parameters"] for row in json.loads(capsys.readouterr().out)}
     assert list(rows.values()) == [{100}, {2}]  # the columns are missing; one feature and the intercept
 
 
-def _with_columns(data: Path) -> str:
-    head, *lines = data.read_text(encoding="utf-8").splitlines()
+def _with_columns(table: Path) -> str:
+    head, *lines = table.read_text(encoding="utf-8").splitlines()
     return "\n".join([f"{head},x,y", *(f"{line},0.5,1" for line in lines)]) + "\n"
 
 
-def test_all_mechanisms_and_batch_sizes(data: Path, capsys):
+def test_all_mechanisms_and_batch_sizes(table: Path, capsys):
     asked = [*TARGET[:4], "--batch-size", "5,10", "--iterations", "20", "--mechanism", "all"]
-    arguments = ["plan", str(data), "--example-id", "id", "--separator", ";", *asked, "--contribution-bounds", "1,3"]
-    page = data.with_name("plan.html")
+    arguments = [
+        "plan",
+        str(table),
+        "--example-id",
+        "id",
+        "--separator",
+        ";",
+        *asked,
+        "--contribution-bounds",
+        "1,3",
+    ]
+    page = table.with_name("plan.html")
     assert run([*arguments, "--selectors", "greedy", "--html", str(page)]) == 0
     printed = capsys.readouterr().out
     assert "batches of 5 or 10, 20 steps" in printed
@@ -164,15 +176,15 @@ def test_all_mechanisms_and_batch_sizes(data: Path, capsys):
 
 
 @pytest.mark.parametrize("missing", ["--epsilon", "--delta"])
-def test_what_is_missing_is_said(data: Path, capsys, missing: str):
+def test_what_is_missing_is_said(table: Path, capsys, missing: str):
     position = TARGET.index(missing)
-    assert run(["plan", str(data), *TARGET[:position], *TARGET[position + 2 :]]) == 2
+    assert run(["plan", str(table), *TARGET[:position], *TARGET[position + 2 :]]) == 2
     assert capsys.readouterr().err == f"coowned: plan needs {missing} or --config\n"
 
 
-def test_sizes_that_are_left_out_are_chosen(data: Path, capsys):
+def test_sizes_that_are_left_out_are_chosen(table: Path, capsys):
     """Half of each S, and 500 steps; a mechanism whose S depends on them needs them."""
-    arguments = ["plan", str(data), "--example-id", "id", "--separator", ";", *TARGET[:4], "--json"]
+    arguments = ["plan", str(table), "--example-id", "id", "--separator", ";", *TARGET[:4], "--json"]
     assert run(arguments) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["mechanism"] for row in rows} == {"poisson"}
@@ -194,8 +206,8 @@ def test_sizes_that_are_left_out_are_chosen(data: Path, capsys):
         ["--parameters", "0"],
     ],
 )
-def test_bad_input(data: Path, capsys, wrong: list[str]):
-    assert run(["plan", str(data), "--separator", ";", *TARGET, *wrong]) == 2
+def test_bad_input(table: Path, capsys, wrong: list[str]):
+    assert run(["plan", str(table), "--separator", ";", *TARGET, *wrong]) == 2
     captured = capsys.readouterr()
     assert len(captured.err.splitlines()) == 1
     assert captured.out == ""

@@ -3,25 +3,25 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from coowned.cli.main import run
 from coowned.report import charts
 
 TARGET = ["--epsilon", "4", "--delta", "1e-6", "--batch-size", "10", "--iterations", "20"]
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    rows = "\n".join(f"{number},user{number % 40};user{number % 37}" for number in range(300))
-    path = tmp_path / "data.csv"
-    path.write_text(f"id,users\n{rows}\n", encoding="utf-8")
-    return path
-
-
-def test_page_of_a_plan(data: Path, capsys):
-    page = data.with_name("plan.html")
-    arguments = ["plan", str(data), "--example-id", "id", "--separator", ";", *TARGET, "--contribution-bounds", "1,3"]
+def test_page_of_a_plan(table: Path, capsys):
+    page = table.with_name("plan.html")
+    arguments = [
+        "plan",
+        str(table),
+        "--example-id",
+        "id",
+        "--separator",
+        ";",
+        *TARGET,
+        "--contribution-bounds",
+        "1,3",
+    ]
     assert run([*arguments, "--html", str(page), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     text = page.read_text(encoding="utf-8").replace(charts.bundle(), "")
@@ -29,5 +29,5 @@ def test_page_of_a_plan(data: Path, capsys):
         assert f"{row['size']:,}" in text
         assert charts.colour_of(row["selector"]) in text
     assert "user1" not in text  # no keys of anybody
-    assert run([*arguments, "--html", str(data.parent / "no" / "plan.html")]) == 2
+    assert run([*arguments, "--html", str(table.parent / "no" / "plan.html")]) == 2
     assert "does not exist" in capsys.readouterr().err

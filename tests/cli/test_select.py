@@ -6,18 +6,12 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+from tests.folders import names
 
 from coowned import ContributionCertificate, Greedy, InputError, read_csv
 from coowned.certificate import certificate_path_of
 from coowned.cli import select as module
 from coowned.cli.main import run
-
-
-@pytest.fixture
-def data(tmp_path):
-    file = tmp_path / "mail.csv"
-    file.write_text("id,users\n" + "".join(f"m{i},u{i % 7};u{i % 5}\n" for i in range(60)))
-    return file
 
 
 def select(data, *more, output="S.parquet", bound="2"):
@@ -44,7 +38,7 @@ def test_bounds_of_single_users(data, capsys):
     out = capsys.readouterr().out
     assert "1 user is of tier 'careful': none in more than 1\n" in out
     assert "1 user opted out (bound 0), and with them " in out
-    assert "1 listed key is of nobody in the data" in out
+    assert "1 key with a bound is of nobody in the data" in out
     graph = read_csv(data, example_id="id", separator=";").graph
     expected = Greedy(contribution_bound=2, contribution_bounds={"u1": 0, "u2": 1}).select(graph)
     table = pyarrow.parquet.read_table(data.parent / "S.parquet")
@@ -56,10 +50,6 @@ def test_bounds_of_single_users(data, capsys):
     pyarrow.parquet.write_table(table.replace_schema_metadata(None), data.parent / "S.parquet")
     assert run(certify) == 1
     assert "the certificate says tiers." in capsys.readouterr().err
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_writes_what_the_library_selects(data, capsys):
@@ -172,7 +162,8 @@ def test_a_full_disk_writes_nothing(data, capsys, monkeypatch):
 
     monkeypatch.setattr("coowned.selection.selection_files.write_selection", full)
     assert select(data) == 3
-    assert capsys.readouterr().err == "coowned: No space left on device\n"
+    said = f"coowned: {data.with_name('S.parquet')}: No space left on device; make room there, or write to another disk"
+    assert capsys.readouterr().err == f"{said}\n"
     assert names(data.parent) == ["mail.csv"]
 
 

@@ -1,9 +1,12 @@
 """`coowned select --engine spark`: the S and the certificate of the local engine."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -95,6 +98,33 @@ def test_bad_data_is_one_sentence_of_a_process(data):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_is_one_sentence(data, number):
+    """Ctrl-C goes to Java too: in the middle of a job the command ends with exit code 130 and leaves nothing."""
+    data.write_text("id,users\n" + "".join(f"m{i},u{i % 70};u{i % 50}\n" for i in range(100_000)))
+    temporary = data.with_name("tmp")
+    temporary.mkdir()
+    words = ["select", str(data), "--example-id", "id", "--contribution-bound", "1", "--engine", "spark"]
+    words += ["--separator", ";", "--master", "local[1]", "-o", str(data.parent / "S.parquet")]
+    words += ["--conf", f"spark.local.dir={temporary / 'spark'}"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "coowned", *words],
+        stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | {"TMPDIR": str(temporary)},
+    )  # fmt: skip
+    while not list(temporary.glob("coowned-*")):
+        assert running.poll() is None
+        time.sleep(0.05)
+    os.killpg(running.pid, number) if number == signal.SIGINT else running.terminate()
+    _, said = running.communicate(timeout=600)
+    assert running.returncode == 130, said
+    own = ("WARNING: Using incubator modules", "Picked up ", "NOTE: Picked up ", "OpenJDK ", "selecting with ")
+    said = [line for line in said.splitlines() if not line.startswith(own)]
+    assert said == ["coowned: interrupted; no partial files were left behind"]
+    assert sorted(path.name for path in data.parent.iterdir()) == ["mail.csv", "tmp"]
+    assert not list(temporary.glob("coowned-*"))
+
+
+@pytest.mark.full
 def test_addresses_go_to_spark(data, capsys):
     """file:// stands for hdfs:// and its like: whatever has an address is read and written by Spark alone."""
     words = ["--example-id", "id", "--seed", "5", "--separator", ";", "--contribution-bound", "3"]
@@ -137,7 +167,7 @@ def test_addresses_are_kept_as_they_are(tmp_path, monkeypatch, capsys, given, ou
         (["--example-id", "id", "--master", "local[2]"], "--master applies to Spark only"),
         (["--engine", "spark"], "has no row numbers; name the column with the ids (--example-id)"),
         (["--engine", "spark", "--format", "mail"], "Spark reads parquet, csv and jsonl, not mail"),
-        (["--engine", "spark", "--example-id", "id", "--selector", "priced"], "priced does not run on Spark"),
+        (["--engine", "spark", "--example-id", "id", "--selector", "integer-program"], "does not run on Spark"),
         (["--engine", "spark", "--example-id", "id", "--ties", "input"], "does not apply to Spark"),
     ],
 )

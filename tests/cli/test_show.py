@@ -7,13 +7,9 @@ import time
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from tests.terminal import Terminal
 
 from coowned.cli import show
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @given(st.integers(0, 10**15))

@@ -2,7 +2,6 @@
 
 import errno
 import html
-import io
 import json
 import os
 import re
@@ -17,6 +16,7 @@ import pytest
 from polars.testing import assert_frame_equal
 from safetensors.numpy import load_file
 from tests.runs.run_folders import reseal
+from tests.terminal import Terminal
 
 from coowned import AttributionGraph, interrupts, progress_display
 from coowned.cli import main
@@ -54,11 +54,6 @@ def write(folder: Path, *changes: tuple[str, str]) -> None:
 
 
 BASELINE = ("# baseline = true", "baseline = true")
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 SEEDED = ("# seed = 0  ", "seed = 0  ")
@@ -400,8 +395,8 @@ def test_full_disk_is_one_sentence(folder: Path, monkeypatch, capsys):
     assert go(folder) == 3
     *progress, last = capsys.readouterr().err.splitlines()
     assert last == (
-        f"coowned: {folder}/RUN/checkpoint.safetensors: No space left on device; fix this and run the same "
-        "command again to resume from the last checkpoint"
+        f"coowned: {folder}/RUN/checkpoint.safetensors: No space left on device; make room there, or write to "
+        "another disk; then run the same command again to resume from the last checkpoint"
     )
     assert [line.split(":")[0].split(" is ")[0] for line in progress] == ["training", "A step's signal-to-noise ratio"]
     assert not [file for file in (folder / "RUN").iterdir() if file.name.startswith(".")]

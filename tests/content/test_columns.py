@@ -1,12 +1,14 @@
 """Columns as arrays: declared types may refuse, inferred ones never do."""
 
 import csv as csv_module
+import dataclasses
 import json
 import sqlite3
 import tempfile
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -101,7 +103,8 @@ def test_declared_types_refuse(tmp_path):
             check_number_columns(examples.payload.schema, "x")
         with pytest.raises(InputError, match="column 'y' must contain text, not int64"):
             check_text_columns(examples.payload.schema, "y")
-    assert check_number_columns(with_inferred_types(declared).schema, "x") == ["x"]
+    more = with_inferred_types(declared).append_column("z", declared.column("x"))
+    assert check_number_columns(more.schema, ["x", "z"]) == ["x", "z"]
 
 
 def test_width_of_lists(tmp_path):
@@ -123,7 +126,7 @@ def test_width_of_lists(tmp_path):
         with pytest.raises(InputError, match=rf"list<item: double>, does not say how long a list is.*{says}"):
             number_matrix(ragged, names)
     examples = csv(tmp_path, *ROWS)
-    with pytest.raises(InputError, match=f"CSV, JSONL and SQL do not declare.*{says}"):  # before anything is read
+    with pytest.raises(InputError, match=f"SQL and Python lists do not declare.*{says}"):  # before anything is read
         LogisticRegression(features="x", label="y").task(examples.payload.schema, folder=tmp_path, is_private=True)
     assert read(LogisticRegression(features=["x"], label="y"), examples, tmp_path)[0].num_features == 1
 
@@ -165,7 +168,7 @@ def test_one_cell_changes_no_shape_and_no_other_row(kind, tmp_path, cell):
                 found.append(str(error))
             else:
                 found.append(task.read(examples))
-        if isinstance(found[0], str):
+        if isinstance(found[0], str) or isinstance(found[1], str):
             assert found[0] == found[1]
             continue
         (usual, table, _), (changed, other, _) = found
@@ -223,7 +226,22 @@ def everything_read(payload):
     }
 
 
+def from_memory(kind, cells):
+    """The cells in one of the kinds of table that declare no types."""
+    if kind == "rows":
+        return from_table([{"users": ["u"]} | ({} if cell == ABSENT else {"x": cell}) for cell in [None, *cells]])
+    values = [None, *(None if cell == ABSENT else cell for cell in cells)]
+    objects = np.empty(len(values), object)
+    objects[:] = values
+    column = {"lists": values, "tuple": tuple(values), "objects": objects, "pandas": pd.Series(objects, dtype=object)}
+    table = {"users": [["u"]] * len(values), "x": column[kind]}
+    return from_table(pd.DataFrame(table) if kind == "pandas" else table)
+
+
 def read_in_format(kind, folder, cells):
+    if kind not in ("csv", "jsonl", "folder", "sql"):
+        found = from_memory(kind, cells)
+        return dataclasses.replace(found, payload=found.payload.slice(1))
     absent = ABSENT.decode("latin1")
     if kind in ("csv", "sql"):
         cells = [None if cell == ABSENT else cell for cell in cells]
@@ -256,11 +274,12 @@ def bits(value):
     return value if value is None or isinstance(value, str) else np.where(np.isnan(value), np.nan, value).tobytes()
 
 
+KINDS = ["csv", "jsonl", "folder", "sql", "lists", "tuple", "objects", "pandas", "rows"]
 # A column that is null, or absent, in every row but one, too.
 COLUMNS = st.lists(CELLS, min_size=4, max_size=7) | st.lists(st.sampled_from([None, ABSENT]), min_size=4, max_size=7)
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "folder", "sql"])
+@pytest.mark.parametrize("kind", KINDS)
 @given(cells=COLUMNS, other=CELLS, row=st.integers(0, 3), peeked=st.sampled_from([1, 1000]))
 @example(cells=[-0.0, None, None, None], other=[], row=3, peeked=1000)
 @example(cells=[None, None, None, {"a": False}], other={"a": 0.5}, row=0, peeked=1000)
@@ -293,3 +312,21 @@ def test_one_cell_of_parquet_changes_no_other(cells, other):
             pyarrow.parquet.write_table(pa.table(table), Path(folder) / "x.parquet")
             found.append(number_matrix(read_parquet(Path(folder) / "x.parquet").payload, "x", num_features=2))
     assert bits(found[0][1:]) == bits(found[1][1:])
+
+
+def test_lists_declare_no_type(tmp_path):
+    """Whether somebody's cell is a number, a text or a list decides nothing; other columns keep the type they have."""
+    table = {"users": ["a", "b", "c"], "x": [True, 0.5, "1"], "z": np.array([1.0, 2.0, 3.0]), "y": [1, 0, "1"]}
+    for given_table in (table, pd.DataFrame(table)):
+        payload = from_table(given_table).payload
+        assert [types_are_inferred(payload.schema, name) for name in ("x", "z", "y")] == [True, False, True]
+        assert payload.schema.field("z").type == pa.float64()
+    _, read_table, counts = read(LogisticRegression(features=["x", "z"], label="y"), from_table(table), tmp_path)
+    np.testing.assert_array_equal(read_table.features, [[1, 1], [0.5, 2], [1, 3]])
+    assert counts["unusable_rows"] == 0
+    array = np.arange(6.0).reshape(3, 2)
+    for fixed in (pa.array(array.tolist(), pa.list_(pa.float64(), 2)), array):
+        np.testing.assert_array_equal(number_matrix(from_table({**table, "z": fixed}).payload, "z"), array)
+    assert from_table({**table, "z": np.ones((3, 4, 5), np.int32)}).payload.schema.field("z").type == pa.list_(
+        pa.list_(pa.int32(), 5), 4
+    )

@@ -6,20 +6,15 @@ from decimal import Decimal
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.arrays import filled
 from tests.small_world import part_of
 
 from coowned import InputError, from_table, threads
 from coowned.attribution.graph import AttributionGraph
 from coowned.content.data import FeatureTable, rows_in_place, with_norms
 from coowned.models.logistic_regression import LogisticRegression
-from coowned.synthetic.world_data import WorldData
+from coowned.synthetic.logistic_data import WorldData
 from coowned.training.loop import train
-
-
-def filled(data, examples):
-    out = {name: np.zeros((len(examples), *shape), np.float32) for name, shape in data.shapes().items()}
-    data.fill(np.asarray(examples), out)
-    return out
 
 
 def columns(**named):

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.arrays import filled
 
 from coowned import AttributionGraph, InputError, from_table
 from coowned.content.data import Draw
@@ -27,12 +28,6 @@ def make_examples(**changes):
         "count": pa.array([7, 8, 9]),
     } | changes
     return from_table(pa.table({"users": [["a"], ["b"], ["c"]], **columns}), users="users")
-
-
-def filled(table, examples, draw=None):
-    out = {name: np.zeros((len(examples), *shape), table.dtypes()[name]) for name, shape in table.shapes().items()}
-    table.fill(np.asarray(examples), out, draw)
-    return out
 
 
 def test_fill_gives_the_rows():

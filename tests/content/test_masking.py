@@ -7,6 +7,7 @@ import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.arrays import same
 
 from coowned import InputError
 from coowned.attribution.graph import read_only
@@ -42,10 +43,6 @@ def masked(ids, offsets, rows=None, copies=0, *, key=KEY, sequence_length=32):
     copies = read_only(np.broadcast_to(np.asarray(copies, np.int32), len(rows)).copy())  # as those of a batch
     mask_texts(key, Texts(ids, offsets), Copies(rows, copies), Tokens(MASK, PAD, SIZE), Masked(**out))
     return out
-
-
-def same(one, other):
-    return all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def is_likely(observed, expected):

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coowned import InputError
-from coowned.content.text import SPECIAL_TOKENS, TokenizedTexts, Vocabulary, _tokenizer, learn_vocabulary, tokenize
+from coowned.content.text import SPECIAL_TOKENS, TokenizedTexts, Vocabulary, learn_vocabulary, tokenize, word_piece
 
 WORDS = ("the", "paper", "show", "##s", "##ed", "un", "##known", "model", ".", "[", "]", "mask", "cafe", "a", "##a")
 VOCABULARY = Vocabulary((*SPECIAL_TOKENS, *WORDS))
@@ -143,7 +143,7 @@ words = st.sampled_from(
 def test_cutting_changes_no_token(pieces):
     """The first words are enough: as if whole texts were tokenized and the ids cut."""
     texts = ["".join(word + space for word, space in text) for text in pieces]
-    tokenizer = _tokenizer(IDS, lowercase=True)
+    tokenizer = word_piece(IDS, lowercase=True)
     whole = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     found = tokenize(pa.array(texts, pa.string()), VOCABULARY, sequence_length=8)
     expected = [[IDS["[CLS]"], *ids[:6], IDS["[SEP]"]] if ids else [] for ids in whole]

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.arrays import filled, same
 from tests.small_world import part_of
 
 from coowned import InputError, from_table, read_mail
@@ -38,18 +39,8 @@ def from_examples(examples, text="text"):
     return TokenTable.from_examples(examples, text=text, vocabulary=VOCABULARY, sequence_length=LENGTH)
 
 
-def filled(data, examples, draw=None):
-    out = {name: np.full((len(examples), *shape), -1, data.dtypes()[name]) for name, shape in data.shapes().items()}
-    data.fill(np.asarray(examples), out, draw)
-    return out
-
-
 def draw(step=0, copies=0, count=1, key=KEY):
     return Draw(key, step, np.broadcast_to(np.asarray(copies, np.int32), count))
-
-
-def same(one, other):
-    return all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def restored(found):

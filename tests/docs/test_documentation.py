@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from coowned.cli.main import app
+from coowned.cli.main import commands
 from coowned.runs.config import TrainConfig
 from coowned.runs.settings import SECTIONS
 
@@ -99,7 +99,7 @@ def test_configurations_that_are_shown_are_read(page: Path):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_that_are_shown_exist(page: Path):
     """Every command line is parsed, options and all; nothing is run."""
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(commands())
     for shown in COMMAND.findall(page.read_text(encoding="utf-8")):
         words = shlex.split(shown.replace("\\\n", " "), comments=True)
         words = words[1 : words.index(">")] if ">" in words else words[1:]
@@ -110,7 +110,7 @@ def test_commands_that_are_shown_exist(page: Path):
 
 
 def test_a_wrong_command_is_caught():
-    command = typer.main.get_command(app).commands["certify"]  # type: ignore[attr-defined]
+    command = typer.main.get_command(commands()).commands["certify"]  # type: ignore[attr-defined]
     with pytest.raises(Exception, match="No such option"):
         command.make_context("certify", ["mail.mbox", "S.parquet", "--no-such-option"])
 

@@ -3,7 +3,8 @@
 import jax
 import numpy as np
 import pytest
-from tests.exact.test_grid import squared_radius
+from tests.arrays import same
+from tests.exact.lengths import squared_radius
 
 from coowned import threads
 from coowned.errors import InputError
@@ -69,10 +70,6 @@ def integers(given, mask=None, grid=GRID):
     total = GradientSum(SHAPES, grid)
     total.add(given, np.ones(len(given["b"]), bool) if mask is None else mask)
     return total.integers()
-
-
-def same(one, other) -> bool:
-    return all(np.array_equal(one[name], other[name]) for name in SHAPES)
 
 
 def contributions(given, grid=GRID):

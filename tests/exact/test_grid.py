@@ -13,11 +13,6 @@ from coowned.exact.grid import Grid
 CLIP_NORMS = st.floats(1e-28, 1e28)
 
 
-def squared_radius(grid: Grid) -> int:
-    """The largest integer that the squared length of one copy's integer vector may be."""
-    return math.floor(Fraction(grid.radius) ** 2)
-
-
 @given(CLIP_NORMS, st.integers(1, 40))
 def test_unit_is_a_power_of_two(clip_norm, bits):
     grid = Grid(clip_norm, bits)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.exact.test_grid import squared_radius
+from tests.exact.lengths import squared_lengths, squared_radius
 
 from coowned.errors import InputError
 from coowned.exact import linear_sums
@@ -55,11 +55,6 @@ def reference(coefficients, features, labels, clip_norms, *, squared_loss=False)
     flat = gradients.reshape(*gradients.shape[:2], -1)
     lengths = np.linalg.norm(flat, axis=2, keepdims=True)
     return (flat * np.minimum(1, np.array(clip_norms)[:, None] / lengths)).reshape(gradients.shape)
-
-
-def squared_lengths(integers: np.ndarray) -> list[int]:
-    """Of (batch, models, ...), without any rounding."""
-    return [sum(int(value) ** 2 for value in own.flat) for row in integers for own in row]
 
 
 @pytest.mark.parametrize("squared_loss", [False, True])

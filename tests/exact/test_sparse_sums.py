@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.exact.test_grid import squared_radius
+from tests.exact.lengths import squared_lengths, squared_radius
 
 from coowned.errors import InputError
 from coowned.exact import sparse_sums
@@ -54,11 +54,6 @@ def dense(rows: SparseRows, num_features: int) -> np.ndarray:
         own = slice(rows.offsets[r], rows.offsets[r + 1])
         matrix[i, rows.indices[own]] = rows.values[own] / ONE
     return matrix
-
-
-def squared_lengths(integers: np.ndarray) -> list[int]:
-    """Of (batch, models, ...), in Python's integers."""
-    return [sum(int(value) ** 2 for value in own.flat) for row in integers for own in row]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

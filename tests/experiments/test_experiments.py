@@ -16,7 +16,7 @@ from scipy import stats
 SLOW = {"private_abstracts", "text_arms", "kills", "fuzzing", "audit_power", "attribution_costs"}
 SLOW |= {"dpsgd_against_dpmf", "selection_bias", "accuracy_of_mechanisms", "accuracy_gap", "duplicates_help_or_hurt"}
 SLOW |= {"text_models"}
-SLOW |= {"covered_evaluation"}
+SLOW |= {"covered_evaluation", "defaults", "tuning_worth"}
 SLOW |= {"error_frontier"}  # its mechanisms are calibrated by the tests of accounting and planning
 
 
@@ -432,7 +432,8 @@ def test_missing_data_are_named(monkeypatch, tmp_path, capsys):
 def test_experiments_name_the_data_that_they_need(name):
     module = load(name)
     text = inspect.getsource(module)
-    uses = any(call in text for call in ("data_file(", "real_graph(")) and name != "noise_ratio"  # made up alone
+    calls = ("data_file(", "real_graph(", "corpus(")
+    uses = any(call in text for call in calls) and name != "noise_ratio"  # made up alone
     assert bool(getattr(module, "DATA", ())) == uses
     assert set(getattr(module, "DATA", ())) <= set(FILES)
 

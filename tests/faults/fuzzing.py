@@ -32,7 +32,7 @@ from tests.runs.run_folders import reseal, write_run
 
 import coowned as co
 from coowned import codec
-from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.attribution.sources import DataSource
 from coowned.attribution.user_keys import read_keys
 from coowned.certificate import ContributionCertificate

@@ -11,7 +11,7 @@ import pytest
 from tests.faults.formats import FIXTURES
 
 from coowned import certify
-from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.attribution.sources import DataSource
 from coowned.certificate import ContributionCertificate
 from coowned.cli.paths import read_certificate

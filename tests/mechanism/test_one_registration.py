@@ -1,9 +1,11 @@
 """A new mechanism is one file and one line in the registry: everything else finds it."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.registration import READING, registered, write_configuration, write_table
 
 import coowned as co
 from coowned.cli.main import run
@@ -39,45 +41,15 @@ class ToySampling(Mechanism):
     def describe(self):
         return f"toy coins of probability {self.sampling_probability:.3g}"
 '''
-CONFIGURATION = """
-[data]
-path = "data.csv"
-example_id = "id"
-separator = ";"
-splits = [0.8, 0.1, 0.1]
-[selection]
-selector = "greedy"
-contribution_bound = 2
-[privacy]
-epsilon = 8.0
-delta = 1e-6
-[mechanism]
-kind = "toy-sgd"
-batch_size = 8
-iterations = 4
-clip_norm = 1.0
-[model]
-kind = "logistic-regression"
-features = ["x"]
-label = "y"
-[optimizer]
-learning_rate = 0.1
-"""
-READING = ["--example-id", "id", "--separator", ";"]
 TARGET = ["--epsilon", "8", "--delta", "1e-6", "--batch-size", "8", "--iterations", "20"]
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch) -> Path:
+def data(tmp_path: Path) -> Iterator[Path]:
     """A table, in a folder where the toy mechanism's module is; that module is registered."""
-    (tmp_path / "toy_sampling.py").write_text(MODULE, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(MECHANISMS, "toy", Entry("toy_sampling.ToySampling", "toy DP-SGD"))
-    rows = "\n".join(f"{i},user{i % 60};user{i % 59},{i % 7},{int(i % 7 > 3)}" for i in range(240))
-    path = tmp_path / "data.csv"
-    path.write_text(f"id,users,x,y\n{rows}\n", encoding="utf-8")
-    yield path
-    vars(co).pop("ToySampling", None)
+    entry = Entry("toy_sampling.ToySampling", "toy DP-SGD")
+    with registered(tmp_path, "toy_sampling", MODULE, MECHANISMS, entry, public="ToySampling"):
+        yield write_table(tmp_path)
 
 
 def test_api(data: Path):
@@ -112,8 +84,7 @@ def test_calibrate(data: Path, capsys):
 
 
 def test_train_and_report(data: Path, capsys):
-    config, folder = data.with_name("run.toml"), data.with_name("RUN")
-    config.write_text(CONFIGURATION, encoding="utf-8")
+    config, folder = write_configuration(data.parent, mechanism={"kind": "toy-sgd"}), data.with_name("RUN")
     assert run(["train", str(config), "-o", str(folder)]) == 0
     assert type(co.open_run(folder).plan.mechanism) is co.ToySampling
     assert run(["report", str(folder)]) == 0
@@ -125,7 +96,6 @@ def test_without_the_line_it_is_unknown(data: Path, capsys, monkeypatch):
     with pytest.raises(AttributeError, match="ToySampling"):
         _ = co.ToySampling
     assert run(["plan", str(data), *READING, *TARGET, "--mechanism", "toy"]) == 2
-    config = data.with_name("run.toml")
-    config.write_text(CONFIGURATION, encoding="utf-8")
+    config = write_configuration(data.parent, mechanism={"kind": "toy-sgd"})
     assert run(["train", str(config), "-o", str(data.with_name("RUN"))]) == 2
     assert "toy-sgd" in capsys.readouterr().err

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax_privacy.clipping import clipped_grad
-from tests.exact.test_grid import squared_radius
+from tests.exact.lengths import squared_radius
 from tests.models.any_company import check_any_company
+from tests.models.model_sums import integer_sum, joined, parameters
 
 from coowned.errors import InputError
 from coowned.models import bert_gradients
@@ -19,15 +20,6 @@ from coowned.models.embedding_gradients import Embedding
 CONFIG = BertConfig(vocab_size=50, hidden_size=8, intermediate_size=12, max_position_embeddings=9)
 MODEL = BertModel.masked_lm(config=CONFIG, sequence_length=6, max_predictions=3, microbatch=4)
 SIZE = 10  # not a multiple of the microbatch
-
-
-def parameters(model=MODEL, seed=1):
-    """Far from where training starts, so that every gradient is of some size."""
-    generator = np.random.default_rng(seed)
-    return {
-        name: array + np.float32(0.3) * generator.standard_normal(array.shape, np.float32)
-        for name, array in model.initial().items()
-    }
 
 
 def make_batch(model=MODEL, size=SIZE, seed=0):
@@ -66,15 +58,8 @@ ONE_LAYER = BertModel.masked_lm(
 )
 
 
-def integer_sum(own, batch, mask, clip_norm, model=MODEL):
-    """({name: integers}, number clipped, grid)."""
-    grid = model.grid(clip_norm)
-    sums, clipped = model.clipped_sum({name: array[None] for name, array in own.items()}, batch, mask, [grid])
-    return {name: total[0] for name, total in sums.items()}, clipped, grid
-
-
 def clipped_sum(own, batch, mask, clip_norm, model=MODEL):
-    sums, clipped, grid = integer_sum(own, batch, mask, clip_norm, model)
+    sums, clipped, grid = integer_sum(model, own, batch, mask, clip_norm)
     return {name: total * grid.unit for name, total in sums.items()}, clipped
 
 
@@ -86,10 +71,6 @@ def reference_sum(own, batch, mask, clip_norm, trained=None):
     factors = np.minimum(1, clip_norm / np.sqrt(squares)) * mask
     summed = {name: np.tensordot(factors, array, axes=1) for name, array in gradients.items()}
     return summed, int(((np.sqrt(squares) > clip_norm) & mask).sum())
-
-
-def joined(gradient) -> np.ndarray:
-    return np.concatenate([np.float64(gradient[name]).ravel() for name in sorted(gradient)])
 
 
 def length(gradient) -> float:
@@ -109,8 +90,8 @@ def assert_same(found, expected, tolerance=1e-6):
 @pytest.mark.parametrize("clip_norm", [1e-6, 0.3, 2.0, 30.0])
 def test_equals_the_mechanism(clip_norm):
     mask = np.arange(SIZE) != 4
-    found, clipped = clipped_sum(parameters(), make_batch(), mask, clip_norm)
-    expected, expected_clipped = reference_sum(parameters(), make_batch(), mask, clip_norm)
+    found, clipped = clipped_sum(parameters(MODEL), make_batch(), mask, clip_norm)
+    expected, expected_clipped = reference_sum(parameters(MODEL), make_batch(), mask, clip_norm)
     assert_same(found, expected)
     assert int(clipped) == int(expected_clipped)
 
@@ -119,7 +100,7 @@ def test_equals_the_mechanism(clip_norm):
 @pytest.mark.parametrize("patterns", [["bert.encoder.*", "cls.*"], ["*.bias"], ["bert.embeddings.word_embeddings.*"]])
 def test_the_clip_is_that_of_the_trained_part(patterns):
     """The norm of the trained part counts, not the whole gradient's, which would clip more."""
-    own, batch, mask, clip_norm = parameters(), make_batch(), np.arange(SIZE) != 4, 0.3
+    own, batch, mask, clip_norm = parameters(MODEL), make_batch(), np.arange(SIZE) != 4, 0.3
     model, trained = MODEL.training_only(patterns, own)
     assert model.shapes() == {name: array.shape for name, array in trained.items()}
     found, _ = clipped_sum(trained, batch, mask, clip_norm, model)
@@ -131,7 +112,7 @@ def test_the_clip_is_that_of_the_trained_part(patterns):
 
 
 def test_frozen_parameters_are_part_of_the_model():
-    own = parameters()
+    own = parameters(MODEL)
     model, trained = MODEL.training_only(["*.bias"], own)
     stored = model.to_arrays(trained)
     assert all(np.array_equal(stored[name], own[name]) for name in own)
@@ -149,10 +130,10 @@ def test_frozen_parameters_are_part_of_the_model():
 
 
 def test_members_of_a_sweep_have_their_own_sums():
-    own, batch, mask = [parameters(), parameters(seed=2)], make_batch(), np.ones(SIZE, bool)
+    own, batch, mask = [parameters(MODEL), parameters(MODEL, seed=2)], make_batch(), np.ones(SIZE, bool)
     together = {name: np.stack([one[name] for one in own]) for name in MODEL.shapes()}
     sums, clipped = MODEL.clipped_sum(together, batch, mask, [MODEL.grid(0.3), MODEL.grid(2.0)])
-    alone = [integer_sum(one, batch, mask, clip_norm) for one, clip_norm in zip(own, (0.3, 2.0), strict=True)]
+    alone = [integer_sum(MODEL, one, batch, mask, clip_norm) for one, clip_norm in zip(own, (0.3, 2.0), strict=True)]
     assert clipped == sum(count for _, count, _ in alone)
     for name, array in sums.items():
         assert all(np.array_equal(array[number], alone[number][0][name]) for number in range(2))
@@ -164,15 +145,15 @@ def test_equals_jax_privacy():
     batch = make_batch()
     peer = clipped_grad(MODEL.example_loss, l2_clip_norm=2.0, batch_argnums=1, keep_batch_dim=False)
     expected = jit(lambda own, batch, padding: peer(own, batch, is_padding_example=padding))(
-        parameters(), batch, np.arange(SIZE) == 4
+        parameters(MODEL), batch, np.arange(SIZE) == 4
     )
-    found, clipped = clipped_sum(parameters(), batch, np.arange(SIZE) != 4, 2.0)
+    found, clipped = clipped_sum(parameters(MODEL), batch, np.arange(SIZE) != 4, 2.0)
     assert_same(found, expected)
     assert 0 < int(clipped) <= SIZE - 1
 
 
 def test_every_parameter_has_a_gradient():
-    found, _ = clipped_sum(parameters(), make_batch(), np.ones(SIZE, bool), 1.0)
+    found, _ = clipped_sum(parameters(MODEL), make_batch(), np.ones(SIZE, bool), 1.0)
     assert {name: array.shape for name, array in found.items()} == MODEL.shapes()
     # What each row adds to all its scores alike changes nothing: the keys' bias has no gradient.
     assert [name for name, array in found.items() if np.abs(array).max() < 1e-6] == [
@@ -183,8 +164,8 @@ def test_every_parameter_has_a_gradient():
 @pytest.mark.full
 def test_without_clipping_it_is_the_plain_gradient():
     mask = np.arange(SIZE) != 4
-    expected, _ = reference_sum(parameters(), make_batch(), mask, 1e6)
-    assert_same(plain_sum(parameters(), make_batch(), mask), expected)
+    expected, _ = reference_sum(parameters(MODEL), make_batch(), mask, 1e6)
+    assert_same(plain_sum(parameters(MODEL), make_batch(), mask), expected)
 
 
 @pytest.mark.full
@@ -218,9 +199,9 @@ def test_a_wider_model_with_a_vocabulary_that_is_not_whole():
 def test_no_example_adds_more(clip_norm):
     """The squared length of what one example adds, in integers."""
     for seed in range(4):
-        own, batch = parameters(seed=seed), make_batch(seed=seed)
+        own, batch = parameters(MODEL, seed=seed), make_batch(seed=seed)
         for row in range(SIZE):
-            alone, clipped, grid = integer_sum(own, batch, np.arange(SIZE) == row, clip_norm)
+            alone, clipped, grid = integer_sum(MODEL, own, batch, np.arange(SIZE) == row, clip_norm)
             square = sum(int(value) ** 2 for array in alone.values() for value in array.ravel())
             assert square <= squared_radius(grid)
             if clipped:
@@ -246,8 +227,8 @@ def test_without_the_cross_term_the_norm_is_another():
 def test_repeated_tokens_are_added_before_they_are_squared():
     batch, row = make_batch(), np.arange(SIZE) == 3
     batch["tokens"][3], batch["lengths"][3] = 5, 6
-    found, _ = clipped_sum(parameters(), batch, row, 0.1)
-    expected, _ = reference_sum(parameters(), batch, row, 0.1)
+    found, _ = clipped_sum(parameters(MODEL), batch, row, 0.1)
+    expected, _ = reference_sum(parameters(MODEL), batch, row, 0.1)
     assert_same(found, expected)
     assert 0.1 * (1 - 1e-4) < length(found) <= 0.1
 
@@ -259,9 +240,9 @@ def test_repeated_tokens_are_added_before_they_are_squared():
 def test_not_finite_adds_zero(bad):
     batch, mask = make_batch(), np.ones(SIZE, bool)
     others = np.arange(SIZE) != 5
-    expected, expected_clipped = clipped_sum(parameters(), batch, others, 1.0)
+    expected, expected_clipped = clipped_sum(parameters(MODEL), batch, others, 1.0)
     batch["weights"][5, 0] = bad
-    found, clipped = clipped_sum(parameters(), batch, mask, 1.0)
+    found, clipped = clipped_sum(parameters(MODEL), batch, mask, 1.0)
     np.testing.assert_array_equal(joined(found), joined(expected))
     assert int(clipped) == int(expected_clipped)
 
@@ -270,25 +251,25 @@ def test_weight_zero_alone_would_not_help():
     """The bug that reading no gradient of factor zero is for."""
     batch = make_batch()
     batch["weights"][5] = np.inf
-    assert np.isnan(joined(plain_sum(parameters(), batch, np.arange(SIZE) != 5))).any()
+    assert np.isnan(joined(plain_sum(parameters(MODEL), batch, np.arange(SIZE) != 5))).any()
 
 
 def test_many_rows_that_are_not_finite():
     batch = make_batch()
     batch["weights"][:8] = np.nan
-    found, clipped = clipped_sum(parameters(), batch, np.ones(SIZE, bool), 1.0)
-    expected, _ = clipped_sum(parameters(), make_batch(), np.arange(SIZE) >= 8, 1.0)
+    found, clipped = clipped_sum(parameters(MODEL), batch, np.ones(SIZE, bool), 1.0)
+    expected, _ = clipped_sum(parameters(MODEL), make_batch(), np.arange(SIZE) >= 8, 1.0)
     assert_same(found, expected)
     assert int(clipped) == 2
     batch["weights"][:] = np.nan
-    found, clipped = clipped_sum(parameters(), batch, np.ones(SIZE, bool), 1.0)
+    found, clipped = clipped_sum(parameters(MODEL), batch, np.ones(SIZE, bool), 1.0)
     assert not joined(found).any()
     assert int(clipped) == 0
 
 
 def test_parameters_that_make_padding_infinite_do_not_take_others_with_it():
     """A bad row must not be what decides whether others count, whatever the parameters make of zeros."""
-    own, batch = parameters(), make_batch()
+    own, batch = parameters(MODEL), make_batch()
     own["bert.embeddings.word_embeddings.weight"][0] = 2e19  # its square is infinite; nobody here has that token
     own["cls.predictions.bias"][0] = -1e30
     batch["tokens"] = np.maximum(1, batch["tokens"])
@@ -302,7 +283,7 @@ def test_parameters_that_make_padding_infinite_do_not_take_others_with_it():
 
 
 def test_parameters_that_are_not_finite_give_zero():
-    own = parameters()
+    own = parameters(MODEL)
     own["bert.embeddings.LayerNorm.weight"][2] = np.nan
     found, clipped = clipped_sum(own, make_batch(), np.ones(SIZE, bool), 1.0)
     assert not joined(found).any()
@@ -312,13 +293,13 @@ def test_parameters_that_are_not_finite_give_zero():
 @pytest.mark.parametrize("content", [0, 1, np.nan])
 def test_padding_adds_zero(content):
     batch, mask = make_batch(), np.arange(SIZE) < 6
-    expected, _ = reference_sum(parameters(), batch, mask, 1.0)
+    expected, _ = reference_sum(parameters(MODEL), batch, mask, 1.0)
     for name in batch:
         batch[name][6:] = content if name == "weights" or np.isfinite(content) else -7
-    found, clipped = clipped_sum(parameters(), batch, mask, 1.0)
+    found, clipped = clipped_sum(parameters(MODEL), batch, mask, 1.0)
     assert_same(found, expected)
     assert 0 < int(clipped) <= 6
-    nothing, clipped = clipped_sum(parameters(), batch, np.zeros(SIZE, bool), 1.0)
+    nothing, clipped = clipped_sum(parameters(MODEL), batch, np.zeros(SIZE, bool), 1.0)
     assert not joined(nothing).any()
     assert int(clipped) == 0
 
@@ -327,22 +308,22 @@ def test_what_lies_past_the_end_does_not_count():
     batch = make_batch()
     batch["lengths"] = np.minimum(batch["lengths"], 4)
     batch["positions"] = np.minimum(batch["positions"], batch["lengths"][:, None] - 1)
-    first, _ = clipped_sum(parameters(), batch, np.ones(SIZE, bool), 1.0)
+    first, _ = clipped_sum(parameters(MODEL), batch, np.ones(SIZE, bool), 1.0)
     for row in range(SIZE):
         batch["tokens"][row, batch["lengths"][row] :] = 33
-    second, _ = clipped_sum(parameters(), batch, np.ones(SIZE, bool), 1.0)
+    second, _ = clipped_sum(parameters(MODEL), batch, np.ones(SIZE, bool), 1.0)
     assert_same(second, first)
 
 
 def test_an_example_counts_the_same_in_any_company():
-    check_any_company(integer_sum, parameters(), make_batch())
+    check_any_company(MODEL, parameters(MODEL), make_batch())
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------
 
 
 def test_losses():
-    batch, own = make_batch(), parameters()
+    batch, own = make_batch(), parameters(MODEL)
     losses, right = all_losses(own, batch)
     assert losses.shape == right.shape == (SIZE,)
     assert right.dtype == bool
@@ -354,7 +335,7 @@ def test_losses():
 
 def test_loss_is_the_mean_over_own_places():
     """Of two halves of its places, an example's loss is the mean: nothing of the batch is in it."""
-    batch, own = make_batch(), parameters()
+    batch, own = make_batch(), parameters(MODEL)
     batch["positions"][1], batch["targets"][1] = [0, 1, 2], [3, 4, 5]
     parts = []
     for weights in ([0.5, 0.5, 0], [1, 0, 0], [0, 1, 0]):
@@ -388,7 +369,7 @@ def test_defaults_are_those_of_bert_tiny():
 
 
 def test_arrays_round_trip():
-    own = parameters()
+    own = parameters(MODEL)
     back = MODEL.from_arrays(MODEL.to_arrays(own))
     assert set(back) == set(own)
     assert all(np.array_equal(back[name], own[name]) for name in own)

@@ -5,8 +5,9 @@ import functools
 import jax
 import numpy as np
 import pytest
-from tests.exact.test_grid import squared_radius
+from tests.exact.lengths import squared_radius
 from tests.models.any_company import check_any_company
+from tests.models.model_sums import integer_sum, joined, parameters
 
 from coowned.errors import InputError
 from coowned.models.bert_files import BertConfig
@@ -23,11 +24,6 @@ jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_lev
 example_gradients = jit(jax.vmap(jax.grad(MODEL.example_loss), in_axes=(None, 0)))
 
 
-def parameters(seed=1):
-    generator = np.random.default_rng(seed)
-    return {n: a + np.float32(0.3) * generator.standard_normal(a.shape, np.float32) for n, a in MODEL.initial().items()}
-
-
 def make_batch(seed=0):
     """Short and long texts of few different tokens, so that they repeat."""
     generator = np.random.default_rng(seed)
@@ -37,28 +33,18 @@ def make_batch(seed=0):
     return {"tokens": tokens, "lengths": lengths, "labels": labels, "weights": np.ones(SIZE, np.float32)}
 
 
-def integer_sum(own, batch, mask, clip_norm):
-    grid = MODEL.grid(clip_norm)
-    sums, clipped = MODEL.clipped_sum({name: array[None] for name, array in own.items()}, batch, mask, [grid])
-    return {name: total[0] for name, total in sums.items()}, clipped, grid
-
-
 def alone(own, batch, row, clip_norm):
-    return integer_sum(own, batch, np.arange(SIZE) == row, clip_norm)
-
-
-def joined(arrays) -> np.ndarray:
-    return np.concatenate([np.float64(arrays[name]).ravel() for name in sorted(arrays)])
+    return integer_sum(MODEL, own, batch, np.arange(SIZE) == row, clip_norm)
 
 
 @pytest.mark.parametrize("clip_norm", [1e-6, 0.3, 2.0, 30.0])
 def test_classifier_equals_the_mechanism(clip_norm):
-    own, batch, mask = parameters(), make_batch(), np.arange(SIZE) != 4
+    own, batch, mask = parameters(MODEL), make_batch(), np.arange(SIZE) != 4
     gradients = {name: np.float64(array) for name, array in example_gradients(own, batch).items()}
     lengths = np.sqrt(sum((array.reshape(SIZE, -1) ** 2).sum(axis=1) for array in gradients.values()))
     factors = np.minimum(1, clip_norm / lengths) * mask
     expected = {name: np.tensordot(factors, array, axes=1) for name, array in gradients.items()}
-    sums, clipped, grid = integer_sum(own, batch, mask, clip_norm)
+    sums, clipped, grid = integer_sum(MODEL, own, batch, mask, clip_norm)
     assert set(sums) == set(expected) == set(MODEL.shapes())
     scale = np.abs(joined(expected)).max()
     for name in expected:
@@ -67,7 +53,7 @@ def test_classifier_equals_the_mechanism(clip_norm):
 
 
 def test_without_clipping_it_is_the_plain_gradient():
-    own, batch, mask = parameters(), make_batch(), np.arange(SIZE) != 4
+    own, batch, mask = parameters(MODEL), make_batch(), np.arange(SIZE) != 4
     batch["labels"][2] = np.nan
     found = jit(MODEL.gradient_sum)(own, batch, mask)
     gradients = example_gradients(own, batch)
@@ -81,7 +67,7 @@ def test_without_clipping_it_is_the_plain_gradient():
 @pytest.mark.parametrize("clip_norm", [1e-12, 1e-3, 1.0])
 def test_no_text_adds_more(clip_norm):
     for row in range(SIZE):
-        own, clipped, grid = alone(parameters(), make_batch(), row, clip_norm)
+        own, clipped, grid = alone(parameters(MODEL), make_batch(), row, clip_norm)
         square = sum(int(value) ** 2 for array in own.values() for value in array.ravel())
         assert square <= squared_radius(grid)
         if clipped:
@@ -89,11 +75,11 @@ def test_no_text_adds_more(clip_norm):
 
 
 def test_a_text_counts_the_same_in_any_company():
-    check_any_company(integer_sum, parameters(), make_batch())
+    check_any_company(MODEL, parameters(MODEL), make_batch())
 
 
 def test_unknown_labels_add_zero():
-    own, batch = parameters(), make_batch()
+    own, batch = parameters(MODEL), make_batch()
     batch["labels"][3], batch["weights"][4], batch["weights"][5] = np.nan, 0, np.inf
     for row in (3, 4, 5):
         assert not joined(alone(own, batch, row, 1.0)[0]).any()
@@ -101,7 +87,7 @@ def test_unknown_labels_add_zero():
 
 
 def test_losses_and_predictions():
-    own, batch = parameters(), make_batch()
+    own, batch = parameters(MODEL), make_batch()
     batch["labels"][0], batch["lengths"][1], batch["weights"][1] = np.nan, 0, 0
     losses, right = map(np.asarray, jit(MODEL.losses)(own, batch))
     predicted, probability = map(np.asarray, jit(MODEL.predict)(own, batch))
@@ -122,7 +108,7 @@ def test_losses_and_predictions():
 
 
 def test_head_starts_anew_unless_the_checkpoint_has_one():
-    own, start = parameters(), MODEL.initial()
+    own, start = parameters(MODEL), MODEL.initial()
     masked = BertModel.masked_lm(sequence_length=6, config=CONFIG)
     encoder = {name: array for name, array in own.items() if name not in NEW}
     other = {name: array for name, array in masked.initial().items() if name.startswith("cls.")}

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.models.tiny_encoder import write_encoder
-from tests.report.test_export import run_readme
+from tests.report.readme import run_readme
 
 import coowned as co
 from coowned import InputError
@@ -24,11 +23,6 @@ from coowned.models.text_encoder import TextEncoder
 
 WORDS = {"work": ["budget", "invoice", "meeting"], "family": ["birthday", "cake", "aunt"]}
 TRAINED_ON = "a made-up corpus"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_encoder(tmp_path_factory.mktemp("encoders") / "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -70,22 +64,22 @@ def fit(model, rows, **settings):
 
 
 @pytest.fixture(scope="module")
-def run(folder, mail, tmp_path_factory):
-    return fit(classifier(folder), mail, folder=tmp_path_factory.mktemp("runs") / "RUN", seed=0)
+def run(encoder_folder, mail, tmp_path_factory):
+    return fit(classifier(encoder_folder), mail, folder=tmp_path_factory.mktemp("runs") / "RUN", seed=0)
 
 
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
-def test_it_is_the_linear_model_on_rows(folder, mail, kind):
+def test_it_is_the_linear_model_on_rows(encoder_folder, mail, kind):
     """Integer for integer, of the embeddings as one list column."""
     if kind == "classes":
-        ours: object = classifier(folder)
+        ours: object = classifier(encoder_folder)
         plain: object = LogisticRegression(num_features=16, label="folder", classes=["work", "family"])
     else:
-        ours = EmbeddingRegression(text="body", target="stars", target_bound=3.0, encoder=str(folder))
+        ours = EmbeddingRegression(text="body", target="stars", target_bound=3.0, encoder=str(encoder_folder))
         plain = LinearRegression(num_features=16, target="stars", target_bound=3.0)
     model, table, counts = read(ours, mail)
     assert counts == {"unusable_rows": 0, "truncated_texts": 0, "empty_texts": 0}
-    rows = TextEncoder.read(folder).embed([row["body"] for row in mail])
+    rows = TextEncoder.read(encoder_folder).embed([row["body"] for row in mail])
     assert np.array_equal(table.features, rows)
     columns = {name: [row[name] for row in mail] for name in ("users", "folder", "stars")}
     listed = pa.array(list(rows), pa.list_(pa.float32(), 16))
@@ -100,14 +94,14 @@ def test_it_is_the_linear_model_on_rows(folder, mail, kind):
     assert clipped == expected_clipped > 0
 
 
-def test_a_row_depends_on_its_own_text_alone(folder, mail):
+def test_a_row_depends_on_its_own_text_alone(encoder_folder, mail):
     changed = [{**row, "body": "goal!"} if number else row for number, row in enumerate(mail)]
-    ours, others = (read(classifier(folder), rows)[1].features for rows in (mail, changed))
+    ours, others = (read(classifier(encoder_folder), rows)[1].features for rows in (mail, changed))
     assert ours[0].tobytes() == others[0].tobytes()
     assert not np.array_equal(ours[1], others[1])
 
 
-def test_unselected_texts_are_not_embedded(folder, mail, monkeypatch):
+def test_unselected_texts_are_not_embedded(encoder_folder, mail, monkeypatch):
     seen = []
 
     def embed_tokens(self, texts):
@@ -116,7 +110,7 @@ def test_unselected_texts_are_not_embedded(folder, mail, monkeypatch):
 
     monkeypatch.setattr(TextEncoder, "embed_tokens", embed_tokens)
     examples = co.from_table(mail)
-    task = classifier(folder).task(examples.payload.schema, folder=Path(), is_private=True)
+    task = classifier(encoder_folder).task(examples.payload.schema, folder=Path(), is_private=True)
     assert seen == []
     task.load(examples, {"train": np.arange(300)}, (np.arange(300) < 7).astype(int))
     assert seen == [7]
@@ -128,8 +122,8 @@ def test_a_model_is_learned(run):
     assert run.evaluations()["test"]["accuracy"][0] > 0.9
 
 
-def test_the_statement_names_the_encoder(folder, run):
-    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+def test_the_statement_names_the_encoder(encoder_folder, run):
+    digest = hashlib.sha256((encoder_folder / "model.safetensors").read_bytes()).hexdigest()
     (sentence,) = encoder_sentences(run.record.model)
     assert f"SHA-256 of its weights: {digest}" in sentence
     assert f'trained on "{TRAINED_ON}"' in sentence
@@ -140,9 +134,9 @@ def test_the_statement_names_the_encoder(folder, run):
     assert "encoder" not in run.guarantee.statement()
 
 
-def test_a_run_keeps_its_encoder(folder, mail, tmp_path):
+def test_a_run_keeps_its_encoder(encoder_folder, mail, tmp_path):
     """Predicting needs neither the encoder's folder nor the place where the run was made."""
-    gone = shutil.copytree(folder, tmp_path / "encoder")
+    gone = shutil.copytree(encoder_folder, tmp_path / "encoder")
     made = fit(classifier(gone), mail, folder=tmp_path / "RUN")
     texts = {"body": ["the budget", "cake aunt"]}
     expected = made.predict(texts)
@@ -150,24 +144,24 @@ def test_a_run_keeps_its_encoder(folder, mail, tmp_path):
     shutil.move(tmp_path / "RUN", tmp_path / "MOVED")
     moved = co.open_run(tmp_path / "MOVED")
     assert moved.predict(texts).equals(expected)
-    assert TextEncoder.read(tmp_path / "MOVED").files.digest == TextEncoder.read(folder).files.digest
+    assert TextEncoder.read(tmp_path / "MOVED").files.digest == TextEncoder.read(encoder_folder).files.digest
     exported = moved.export(tmp_path / "EXPORTED")
-    assert (exported / "encoder.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert (exported / "encoder.safetensors").read_bytes() == (encoder_folder / "model.safetensors").read_bytes()
     assert str(tmp_path) not in (exported / "README.md").read_text()
     assert str(tmp_path).encode() not in (exported / "model.safetensors").read_bytes()
     assert 0 < float(run_readme(exported).strip("[]\n ")) < 1  # a probability
 
 
-def test_encoders_that_are_refused(folder, mail, run, tmp_path):
+def test_encoders_that_are_refused(encoder_folder, mail, run, tmp_path):
     def refused(model, message):
         with pytest.raises(InputError, match=message):
             read(model, mail)
 
     refused(classifier(tmp_path / "nowhere"), "no such folder; an encoder is a folder with")
-    refused(dataclasses.replace(classifier(folder), encoder=""), "encoder must name a folder")
-    refused(classifier(folder, encoder_sha256="0" * 64), "declared is 0000")
-    refused(classifier(folder, text="subject"), "no column 'subject'")
-    private = shutil.copytree(folder, tmp_path / "private")
+    refused(dataclasses.replace(classifier(encoder_folder), encoder=""), "encoder must name a folder")
+    refused(classifier(encoder_folder, encoder_sha256="0" * 64), "declared is 0000")
+    refused(classifier(encoder_folder, text="subject"), "no column 'subject'")
+    private = shutil.copytree(encoder_folder, tmp_path / "private")
     shutil.copyfile(run.folder / "guarantee.json", private / "guarantee.json")
     refused(classifier(private), "has a guarantee of its own")
     for wrong in ({"encoder_sha256": "12"}, {"sequence_length": 2}, {"encoder_trained_on": "two\nlines"}, {"text": []}):
@@ -175,10 +169,10 @@ def test_encoders_that_are_refused(folder, mail, run, tmp_path):
             EmbeddingClassifier(**{"encoder": "x", **wrong})
 
 
-def test_train_takes_an_encoder(folder, mail, tmp_path):
+def test_train_takes_an_encoder(encoder_folder, mail, tmp_path):
     import polars as pl
 
-    shutil.copytree(folder, tmp_path / "encoder")
+    shutil.copytree(encoder_folder, tmp_path / "encoder")
     pl.DataFrame(mail).write_parquet(tmp_path / "mail.parquet")
     (tmp_path / "run.toml").write_text(f"""
 [data]

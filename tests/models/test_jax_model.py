@@ -13,7 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from jax_privacy.clipping import clipped_grad
-from tests.exact.test_grid import squared_radius
+from tests.arrays import same
+from tests.exact.lengths import squared_radius
+from tests.models.model_sums import make_batch, sums
 
 import coowned as co
 from coowned import CertificateMismatchError, InputError, evaluate, read_jsonl, train
@@ -57,27 +59,6 @@ def predict(parameters, example):
 def make_model(schema=SCHEMA, **changes):
     settings = {"loss": loss, "parameters": make_parameters(), "predict": predict} | changes
     return JaxModel(**settings).for_schema(schema)
-
-
-def make_batch(rows, seed=0, scale=3.0):
-    generator = np.random.default_rng(seed)
-    return {
-        "x": (scale * generator.normal(size=(rows, 5))).astype(np.float32),
-        "label": generator.integers(0, 3, rows).astype(np.int32),
-        KEY: generator.integers(0, 2**32, (rows, 2), np.uint32),
-        USABLE: np.ones(rows, bool),
-    }
-
-
-def sums(model, batch, mask=None, clip_norm=1.0, parameters=None, devices=()):
-    own = {name: array[None] for name, array in (parameters or model.initial()).items()}
-    mask = np.ones(len(batch[KEY]), bool) if mask is None else mask
-    found, clipped = model.clipped_sum(own, batch, mask, [Grid.for_gradients(clip_norm)], devices)
-    return {name: array[0] for name, array in found.items()}, clipped
-
-
-def same(one, other):
-    return all((one[name] == other[name]).all() for name in one)
 
 
 # ---- sums ------------------------------------------------------------------------------------------------------------
@@ -166,7 +147,7 @@ def test_an_example_counts_the_same_in_any_place(size):
     everybody, clipped = sums(model, batch, clip_norm=100.0, parameters=own)
     assert not clipped
     for leaver in (0, 17):
-        alone = sums(model, batch, np.arange(40) == leaver, 100.0, own)[0]
+        alone = sums(model, batch, np.arange(40) == leaver, clip_norm=100.0, parameters=own)[0]
         others = {name: np.delete(array, leaver, axis=0) for name, array in batch.items()}  # all after it move up
         without = sums(model, others, clip_norm=100.0, parameters=own)[0]
         assert same({name: everybody[name] - without[name] for name in alone}, alone)
@@ -274,7 +255,9 @@ def test_backends_that_do_not_tell_their_memory(monkeypatch):
 def test_more_devices_give_the_same_integers(tmp_path):
     code = """
 import jax, numpy as np
-from tests.models.test_jax_model import make_batch, make_model, same, sums
+from tests.arrays import same
+from tests.models.model_sums import make_batch, sums
+from tests.models.test_jax_model import make_model
 for changes in ({}, {"trainable": lambda path: path != "layers/0/w"}):
     model = make_model(microbatch=4, **changes)
     alone, both = (sums(model, make_batch(30), devices=given)[0] for given in ((), jax.devices()[:2]))

@@ -1,8 +1,10 @@
 """A new model is one file and one line in the registry: everything else finds it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.registration import registered, write_configuration, write_table
 
 import coowned as co
 from coowned.cli.main import run
@@ -22,44 +24,14 @@ class ToyModel(LogisticRegression):
     kind: ClassVar[str] = "toy"
     colour: str = "green"
 '''
-CONFIGURATION = """
-[data]
-path = "data.csv"
-separator = ";"
-splits = [0.8, 0.1, 0.1]
-[selection]
-selector = "greedy"
-contribution_bound = 2
-[privacy]
-epsilon = 8.0
-delta = 1e-6
-[mechanism]
-kind = "dp-sgd"
-batch_size = 8
-iterations = 4
-clip_norm = 1.0
-[model]
-kind = "toy"
-features = ["x"]
-label = "y"
-colour = "red"
-[optimizer]
-learning_rate = 0.1
-"""
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch) -> Path:
-    """A table, in a folder where the toy model's module is; that module is registered."""
-    (tmp_path / "toy_model.py").write_text(MODULE, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(MODELS, "toy", "toy_model.ToyModel")
-    rows = "\n".join(f"user{i % 60};user{i % 59},{i % 7},{int(i % 7 > 3)}" for i in range(240))
-    path = tmp_path / "data.csv"
-    path.write_text(f"users,x,y\n{rows}\n", encoding="utf-8")
-    (tmp_path / "run.toml").write_text(CONFIGURATION, encoding="utf-8")
-    yield path
-    vars(co).pop("ToyModel", None)
+def data(tmp_path: Path) -> Iterator[Path]:
+    """A table and a configuration, in a folder where the toy model's module is; that module is registered."""
+    write_configuration(tmp_path, model={"kind": "toy", "colour": "red"})
+    with registered(tmp_path, "toy_model", MODULE, MODELS, "toy_model.ToyModel", public="ToyModel"):
+        yield write_table(tmp_path)
 
 
 def test_a_registered_model_is_trained_opened_and_shown(data: Path, capsys):
@@ -73,7 +45,7 @@ def test_a_registered_model_is_trained_opened_and_shown(data: Path, capsys):
 
 
 def test_it_is_fitted_by_its_public_name(data: Path):
-    examples = co.read_csv(data, users="users", separator=";")
+    examples = co.read_csv(data, users="users", example_id="id", separator=";")
     model = co.ToyModel(features=["x"], label="y", colour="blue")
     settings = {"selector": co.Greedy(contribution_bound=2), "batch_size": 8, "iterations": 2, "clip_norm": 1.0}
     found = co.fit(examples, model, epsilon=8.0, delta=1e-6, adjacency="zero-out", learning_rate=0.1, **settings)
@@ -84,7 +56,6 @@ def test_without_the_line_it_is_unknown(data: Path, capsys, monkeypatch):
     monkeypatch.delitem(MODELS, "toy")
     with pytest.raises(AttributeError, match="ToyModel"):
         _ = co.ToyModel
-    config = data.with_name("run.toml")
-    config.write_text(CONFIGURATION.replace('colour = "red"', ""), encoding="utf-8")
+    config = write_configuration(data.parent, model={"kind": "toy"})
     assert run(["train", str(config), "-o", str(data.with_name("RUN"))]) == 2
     assert "toy" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.report.test_export import run_readme
+from tests.report.readme import run_readme
 
 from coowned import open_run
 from coowned.errors import CertificateMismatchError, ConfigError, InputError

@@ -12,15 +12,9 @@ from tests.models.tiny_encoder import CONFIG, WORDS, write_encoder
 
 from coowned.errors import InputError
 from coowned.models import text_encoder
-from coowned.models.embedding_cache import EmbeddingCache
-from coowned.models.text_encoder import TextEncoder
+from coowned.models.text_encoder import EmbeddingCache, TextEncoder
 
 TEXTS = ["Hello there", "the budget is paid!", "", None, " ".join(WORDS * 3), "aunt", "hello THERE", "a cake"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_encoder(tmp_path_factory.mktemp("encoders") / "tiny")
 
 
 @pytest.fixture
@@ -29,8 +23,8 @@ def uncached(monkeypatch):
 
 
 @pytest.mark.usefixtures("uncached")
-def test_rows_have_length_one(folder):
-    rows = TextEncoder.read(folder).embed(TEXTS)
+def test_rows_have_length_one(encoder_folder):
+    rows = TextEncoder.read(encoder_folder).embed(TEXTS)
     assert rows.shape == (8, 16)
     empty = np.array([not text for text in TEXTS])
     assert np.isnan(rows[empty]).all()
@@ -42,16 +36,16 @@ def test_rows_have_length_one(folder):
 @pytest.mark.usefixtures("uncached")
 @settings(max_examples=15, deadline=None)
 @given(order=st.permutations(range(8)), count=st.integers(1, 8))
-def test_a_text_has_the_same_bits_in_any_company(folder, order, count):
-    encoder = TextEncoder.read(folder)
+def test_a_text_has_the_same_bits_in_any_company(encoder_folder, order, count):
+    encoder = TextEncoder.read(encoder_folder)
     whole, some = encoder.embed(TEXTS), [TEXTS[row] for row in order[:count]]
     assert encoder.embed(some).tobytes() == whole[list(order[:count])].tobytes()
 
 
 @pytest.mark.usefixtures("uncached")
-def test_padding_to_another_length_than_the_texts_own_is_noticed(folder, monkeypatch):
+def test_padding_to_another_length_than_the_texts_own_is_noticed(encoder_folder, monkeypatch):
     """The law above would see it: with weights of this size other shapes do give other bits."""
-    encoder, words = TextEncoder.read(folder), [" ".join(WORDS[:n]) for n in range(1, 15)]
+    encoder, words = TextEncoder.read(encoder_folder), [" ".join(WORDS[:n]) for n in range(1, 15)]
     before = encoder.embed(words)
     monkeypatch.setattr(text_encoder, "_padded", lambda length, most: 48)
     after = encoder.embed(words)
@@ -92,7 +86,7 @@ def test_texts_are_cut_where_the_files_say(tmp_path):
     assert longer.files.sha256 == encoder.files.sha256
 
 
-def test_a_tokenizer_file_comes_first(folder, tmp_path):
+def test_a_tokenizer_file_comes_first(encoder_folder, tmp_path):
     other = write_encoder(tmp_path / "json")
     words = (other / "vocab.txt").read_text().splitlines()
     described = {
@@ -102,7 +96,7 @@ def test_a_tokenizer_file_comes_first(folder, tmp_path):
     }
     (other / "tokenizer.json").write_text(json.dumps(described))
     (other / "vocab.txt").unlink()
-    assert TextEncoder.read(other).files.digest == TextEncoder.read(folder).files.digest
+    assert TextEncoder.read(other).files.digest == TextEncoder.read(encoder_folder).files.digest
     described["normalizer"]["type"] = "NFC"
     (other / "tokenizer.json").write_text(json.dumps(described))
     with pytest.raises(InputError, match="only BERT's own WordPiece"):
@@ -147,9 +141,9 @@ def cache(monkeypatch, tmp_path):
     return tmp_path / "cache" / "embeddings"
 
 
-def test_the_cache_changes_no_bit(folder, cache, monkeypatch):
+def test_the_cache_changes_no_bit(encoder_folder, cache, monkeypatch):
     """Filled, half filled, damaged, deleted, or a folder where the file should be."""
-    encoder = TextEncoder.read(folder)
+    encoder = TextEncoder.read(encoder_folder)
     first = encoder.embed(TEXTS[:3]).tobytes()
     (file,) = cache.iterdir()
     with monkeypatch.context() as counting:
@@ -169,8 +163,8 @@ def test_the_cache_changes_no_bit(folder, cache, monkeypatch):
     assert encoder.embed(TEXTS).tobytes() == whole
 
 
-def test_the_cache_is_its_owners(folder, cache):
-    TextEncoder.read(folder).embed(TEXTS)
+def test_the_cache_is_its_owners(encoder_folder, cache):
+    TextEncoder.read(encoder_folder).embed(TEXTS)
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
     assert [stat.S_IMODE(file.stat().st_mode) for file in cache.iterdir()] == [0o600]
     (content,) = (file.read_bytes() for file in cache.iterdir())
@@ -195,6 +189,6 @@ def test_another_encoder_has_another_cache(cache, monkeypatch):
     EmbeddingCache("e", 1).keep({b"one": np.float32([1])})
     assert EmbeddingCache("f", 1).read([b"one"]) == {}
     assert EmbeddingCache("e", 2).read([b"one"]) == {}
-    monkeypatch.setattr("coowned.models.embedding_cache._PROGRAM", 2)
+    monkeypatch.setattr("coowned.models.text_encoder._PROGRAM", 2)
     assert EmbeddingCache("e", 1).read([b"one"]) == {}
     assert len(list(cache.iterdir())) == 1

@@ -58,7 +58,7 @@ def rows(count=600):
     x = np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32)
     return {
         "users": [[f"u{number % 300}"] for number in range(count)],
-        "x": list(x),
+        "x": x,
         "label": (x[:, 0] > 0).astype(int),
     }
 

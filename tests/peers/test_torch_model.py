@@ -4,25 +4,25 @@ PyTorch and JAX compute in float32, in other orders: a copy's gradient of a clip
 is about 16 units of the grid; sums of n copies are compared to 64 n units, 4e-6 of the clip norm each.
 """
 
+import contextlib
+
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.arrays import same
+from tests.models.model_sums import make_batch, sums
 
 from coowned import InputError
 from coowned.content.example_table import KEY, USABLE
 from coowned.errors import BatchCoupledLossError
 from coowned.exact.grid import Grid
 from coowned.models.jax_model import JaxModel
+from coowned.torch import module_model
 
 SCHEMA = pa.schema({"x": pa.list_(pa.float64()), "label": pa.int64(), "note": pa.string()})
 FAR = 64  # grid units a copy
 
-
-@pytest.fixture(scope="module", autouse=True)
-def torch():
-    torch = pytest.importorskip("torch")
-    torch.set_num_threads(1)  # two threads on a busy machine wait for one another
-    return torch
+pytestmark = pytest.mark.usefixtures("torch")
 
 
 def make_module(torch):
@@ -47,27 +47,6 @@ def make_model(torch, schema=SCHEMA, **changes):
 
     settings = {"loss": loss, "module": make_module(torch), "predict": predict} | changes
     return TorchModel(**settings).for_schema(schema)
-
-
-def make_batch(rows, seed=0, scale=3.0):
-    generator = np.random.default_rng(seed)
-    return {
-        "x": (scale * generator.normal(size=(rows, 5))).astype(np.float32),
-        "label": generator.integers(0, 3, rows).astype(np.int32),
-        KEY: generator.integers(0, 2**32, (rows, 2), np.uint32),
-        USABLE: np.ones(rows, bool),
-    }
-
-
-def sums(model, batch, mask=None, clip_norm=1.0, scales=None):
-    own = {name: array[None] for name, array in model.initial().items()}
-    mask = np.ones(len(batch[KEY]), bool) if mask is None else mask
-    found, clipped = model.clipped_sum(own, batch, mask, [Grid.for_gradients(clip_norm)], (), scales)
-    return {name: array[0] for name, array in found.items()}, clipped
-
-
-def same(one, other):
-    return all((one[name] == other[name]).all() for name in one)
 
 
 def jax_model(torch):
@@ -178,7 +157,7 @@ def test_a_copy_adds_the_same_in_any_place_in_torch(torch, microbatch):
     batch = make_batch(150) | {"x": x, "t": t}
     everybody = sums(model, batch, clip_norm=1000.0)[0]
     for leaver in (0, 60):
-        alone = sums(model, batch, np.arange(150) == leaver, 1000.0)[0]
+        alone = sums(model, batch, np.arange(150) == leaver, clip_norm=1000.0)[0]
         others = {name: np.delete(array, leaver, axis=0) for name, array in batch.items()}  # all after it move up
         without = sums(model, others, clip_norm=1000.0)[0]
         assert same({name: everybody[name] - without[name] for name in alone}, alone)
@@ -389,11 +368,34 @@ def make_tables(rows, seed=0):
     }
 
 
+def own_function(torch):
+    class Own(torch.autograd.Function):
+        """A lookup with a derivative of its own."""
+
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(table, p):
+            return torch.nn.functional.embedding(p, table)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(inputs[1])
+            ctx.length = len(inputs[0])
+
+        @staticmethod
+        def backward(ctx, slope):
+            return torch.ops.aten.embedding_dense_backward(slope, ctx.saved_tensors[0], ctx.length, -1, False), None
+
+    return Own
+
+
 def unchecked(torch):
     """Calls that `vmap` does for the tables of all examples at once, and calls that check nothing."""
     functional = torch.nn.functional
     return {
         "functional": lambda table, p: functional.embedding(p, table),
+        "own function": lambda table, p: own_function(torch).apply(table, p),
         "by name": lambda table, p: functional.embedding(input=p, weight=table),
         "torch": lambda table, p: torch.embedding(table, p),
         "aten": lambda table, p: torch.ops.aten.embedding(table, p),
@@ -436,93 +438,60 @@ def test_unchecked_indices_are_refused(torch, microbatch):
 @pytest.mark.peers
 @pytest.mark.parametrize("microbatch", [2, 3, 8, 64])
 @pytest.mark.parametrize("length", [2, 3, 50, 1000])
-def test_the_probe_finds_a_lookup_that_no_name_tells(torch, length, microbatch):
-    class Hidden(torch.autograd.Function):
-        """Its calls are not seen one by one."""
+def test_the_probe_finds_a_lookup_that_no_name_tells(torch, length, microbatch, monkeypatch):
+    monkeypatch.setattr(module_model, "refuse_unchecked_indices", lambda rows: contextlib.nullcontext())
 
-        generate_vmap_rule = True
-
-        @staticmethod
-        def forward(table, p):
-            return torch.nn.functional.embedding(p, table)
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            ctx.save_for_backward(inputs[1])
-            ctx.length = len(inputs[0])
-
-        @staticmethod
-        def backward(ctx, slope):
-            return torch.ops.aten.embedding_dense_backward(slope, ctx.saved_tensors[0], ctx.length, -1, False), None
+    own = own_function(torch)
 
     def look_up(table, p):
-        return Hidden.apply(table.repeat(length, 1)[:length], p)
+        return own.apply(table.repeat(length, 1)[:length], p)
 
     model, batch = table_model(torch, look_up, microbatch)
     with pytest.raises(BatchCoupledLossError, match="lookups that an index out of range takes into another example"):
         sums(model, batch)
 
 
-def lookups(torch):
-    """Ways to look up, count or write by indices of an example in a table of the example."""
-    functional = torch.nn.functional
+def networks(torch):
+    """Parameters, and what they make of tokens (2,) and numbers (3,): layers that use integers in usual ways."""
+    nn, functional = torch.nn, torch.nn.functional
 
-    def zeros(table):
-        return torch.zeros_like(table)
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.positions, self.bag = nn.Embedding(50, 4), nn.Embedding(9, 4), nn.EmbeddingBag(50, 4)
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+            self.convolution, self.last = nn.Conv2d(1, 2, 2), nn.Linear(4, 3)
 
-    def wide(p, table):
-        return p[:, None].expand(-1, table.shape[1])
+        def forward(self, p, x):
+            mask = p > 0
+            tokens = self.table(p) + self.positions(torch.cumsum(mask, 0)) + self.bag(p[None])
+            seen, _ = self.attention(tokens[None], tokens[None], tokens[None], key_padding_mask=mask[None] & False)
+            image = self.convolution(torch.outer(x.repeat(2), x.repeat(2))[None, None])
+            values, places = functional.max_pool2d(image, 2, return_indices=True)
+            unpooled = functional.max_unpool2d(values, places, 2, output_size=image.shape[-2:]).sum()
+            pooled = functional.adaptive_max_pool2d(image, 2).sum() + functional.max_pool1d(x[None], 2).sum()
+            return self.last(seen.sum((0, 1))) + unpooled + pooled + x.sort().values[0] + x.topk(2).values.sum()
 
-    return {
-        "index": lambda table, p: table[p],
-        "index_select": lambda table, p: torch.index_select(table, 0, p),
-        "gather": lambda table, p: torch.gather(table, 0, wide(p, table)),
-        "take": lambda table, p: torch.take(table, p),
-        "take_along_dim": lambda table, p: torch.take_along_dim(table, wide(p, table), 0),
-        "scatter": lambda table, p: zeros(table).scatter(0, wide(p, table), table[:2]),
-        "scatter_add": lambda table, p: table.scatter_add(0, wide(p, table), table[:2]) ** 2,
-        "scatter_reduce": lambda table, p: table.scatter_reduce(0, wide(p, table), table[:2], "amax"),
-        "index_add": lambda table, p: table.index_add(0, p, table[:2]) ** 2,
-        "index_copy": lambda table, p: table.index_copy(0, p, table[:2]) ** 2,
-        "index_put": lambda table, p: table.index_put((p,), table[:2], accumulate=True) ** 2,
-        "put": lambda table, p: table.put(p, table[0], accumulate=True) ** 2,
-        "masked": lambda table, p: table.masked_select(table > p[0]),
-        "one_hot": lambda table, p: functional.one_hot(p, 3).float() @ table,
-        "nll_loss": lambda table, p: functional.nll_loss(table[:2], p),
-        "cross_entropy": lambda table, p: functional.cross_entropy(table[:2], p),
-        "multi_margin_loss": lambda table, p: functional.multi_margin_loss(table[:2], p),
-        "embedding_bag": lambda table, p: functional.embedding_bag(p[None], table),
-        "bucketize": lambda table, p: table * torch.bucketize(p, torch.arange(3))[0],
-        "roll": lambda table, p: torch.roll(table, 1, 0)[p],
-        "narrow": lambda table, p: torch.diagonal(table[p]),
-        "repeat_interleave": lambda table, p: table.repeat_interleave(2, 0)[p],
-        "select_scatter": lambda table, p: torch.select_scatter(table, table[p[0]], 0, 1),
-        "grid_sample": lambda table, p: functional.grid_sample(
-            table[None, None], p.float()[None, None, None], align_corners=True
-        ),
-    }
+    return Pooled()
 
 
 @pytest.mark.peers
 @pytest.mark.filterwarnings("ignore")
-def test_indices_out_of_range_stay_in_their_example_in_torch(torch):
-    harmless = []
-    for name, look_up in lookups(torch).items():
-        model, batch = table_model(torch, look_up)
-        rows, parameters, others = model._rows(batch), model._all_parameters(), np.arange(8) != 3
-        try:
-            model.check_independence()
-        except BatchCoupledLossError:
-            raise
-        except InputError:  # it cannot be differentiated for many examples at once
-            continue
-        harmless.append(name)
-        usual = model._program_for_data()(parameters, rows)
-        for value in (*range(-12, 13), 2**31 - 1, 1 - 2**31):
-            rows["p"][3], rows["weight"][3] = value, 1e6
-            found = model._program_for_data()(parameters, rows)
-            assert same({n: a[others] for n, a in found.items()}, {n: a[others] for n, a in usual.items()}), name
-    assert len(harmless) >= 15
+def test_layers_that_use_integers_can_be_trained(torch):
+    """Also after the rule that refuses what is not known to check indices, one row out of range adds nothing."""
+
+    def of_tokens(module, example):
+        return functional.cross_entropy(module(example["p"], example["x"]), example["p"][0] % 3)
+
+    functional = torch.nn.functional
+    model = make_model(torch, TABLES, module=networks(torch), loss=of_tokens, predict=None, microbatch=8)
+    model.check_independence()
+    batch = make_tables(8)
+    assert sums(model, batch)[1] == 8
+    for value in (50, -1, 2**31 - 1):
+        batch["p"][3] = value
+        mask = np.arange(8) != 3
+        assert same(sums(model, batch)[0], sums(model, batch, mask)[0])
 
 
 @pytest.mark.peers
@@ -625,7 +594,7 @@ def test_rows_that_cannot_be_encoded_add_nothing(torch):
     table = {"users": [["u"]] * len(rows), "note": [note for note, _ in rows], "label": [label for _, label in rows]}
     examples = co.from_table(table)
     fitted = model.for_schema(examples.payload.schema)
-    read = model.table(examples, fitted)
+    read = model.reader(fitted)(examples)
     assert read.usable.tolist() == [True, False, False, False, False, False, True]
     assert read.arrays["x"][[0, 6]].tolist() == [[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]]
     assert not read.arrays["x"][1:6].any()
@@ -691,7 +660,7 @@ def test_an_encoder_that_remembers_is_refused(torch, kind):
         spec = TorchModel(
             module=module, loss=lambda m, e: m(e["word"]).sum(), encode=encode, encode_columns=["note"], columns=[]
         )
-        return spec.table(examples, spec.for_schema(examples.payload.schema))
+        return spec.reader(spec.for_schema(examples.payload.schema))(examples)
 
     notes = [f"{'word ' * (i % 7)}{i % 50}" for i in range(200)]
     examples = co.from_table({"users": [["u"]] * 200, "note": notes})
@@ -708,3 +677,32 @@ def test_an_encoder_that_remembers_is_refused(torch, kind):
 
     assert table_by(remembers_harmlessly).arrays["word"].tolist() == [fixed[note] for note in notes]
     assert len(cache) == len(fixed) + 1
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("kind", encoders_that_remember())
+def test_an_encoder_that_remembers_other_pieces_is_refused(torch, kind, tmp_path):
+    """Files of one row each, so that no piece has two rows to be read in another order."""
+    import polars as pl
+
+    from coowned.attribution.sources import DataSource
+    from coowned.content.splits import split_examples
+    from coowned.torch import TorchModel
+
+    def load(encode):
+        module = torch.nn.Embedding(100, 1)
+        spec = TorchModel(
+            module=module, loss=lambda m, e: m(e["word"]).sum(), encode=encode, encode_columns=["note"], columns=[]
+        )
+        examples = DataSource(path=tmp_path, users=["users"], example_id="id").read(content=False)
+        assert examples.content is not None
+        task = spec.task(examples.schema, folder=tmp_path, is_private=False)
+        return task.load(examples, split_examples(examples.graph))
+
+    notes = [f"{'word ' * (i % 7)}{i}" for i in range(20)]
+    for i, note in enumerate(notes):
+        pl.DataFrame({"id": [i], "users": [["u"]], "note": [note]}).write_parquet(tmp_path / f"{i:02}.parquet")
+    VOCABULARY.clear()
+    with pytest.raises(InputError, match="keeps what it has seen"):
+        load(encoders_that_remember()[kind])
+    assert load(lambda row: {"word": len(row["note"])}).private_log == {"unusable_rows": 0}

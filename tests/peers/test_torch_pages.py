@@ -7,12 +7,7 @@ import sys
 import pytest
 from tests.docs.test_documentation import ROOT, blocks
 
-
-@pytest.fixture(scope="module", autouse=True)
-def torch():
-    torch = pytest.importorskip("torch")
-    torch.set_num_threads(1)
-    return torch
+pytestmark = pytest.mark.usefixtures("torch")
 
 
 @pytest.mark.peers

@@ -24,11 +24,8 @@ made: dict = {}  # what FACTORY defines
 
 
 @pytest.fixture(scope="module", autouse=True)
-def torch():
-    torch = pytest.importorskip("torch")
-    torch.set_num_threads(1)
+def _factory(torch):
     exec(FACTORY.replace("from coowned.torch import TorchModel", ""), made)
-    return torch
 
 
 FACTORY = """
@@ -65,7 +62,7 @@ SETTINGS = {
 
 def rows(count, seed=0):
     x = np.random.default_rng(seed).normal(size=(count, 2)).round(2)
-    return {"users": [[f"u{i % 300}", f"u{7 * i % 300}"] for i in range(count)], "x": x.tolist(), "label": x[:, 0] > 0}
+    return {"users": [[f"u{i % 300}", f"u{7 * i % 300}"] for i in range(count)], "x": x, "label": x[:, 0] > 0}
 
 
 def fit(**changes):
@@ -106,6 +103,29 @@ def test_fit_end_to_end(torch, run, tmp_path):
     assert "'0.weight': (8, 2)" in done.stdout
     with pytest.raises(co.InputError, match="passed in memory"):
         co.open_run(run.folder).predict(rows(3))
+
+
+@pytest.mark.peers
+def test_covered_evaluation(torch, tmp_path):
+    """The claim is for both, the figure is near the uncovered one, and a killed run ends in the same counts."""
+    settings = {"label": "label", "classes": [False, True], "seed": 3}
+    settings["evaluation"] = co.CoveredEvaluation(epsilon_share=0.3, confusion=True)
+    whole = fit(folder=tmp_path / "whole", **settings)
+    assert whole.guarantee.evaluation.epsilon_share == 0.3
+    assert whole.guarantee.epsilon <= 8
+    assert whole.guarantee.noise_multiplier > fit(**settings | {"evaluation": None}).guarantee.noise_multiplier
+    uncovered = whole.evaluations()["test"]["accuracy"][0]
+    assert whole.covered.accuracy_low <= uncovered <= whole.covered.accuracy_high
+    assert np.sum(whole.covered.confusion) == pytest.approx(1, abs=0.5)
+
+    def stop(metrics):
+        if metrics["step"] > 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(folder=tmp_path / "killed", run=co.RunSettings(checkpoint_every=2), on_metrics=stop, **settings)
+    resumed = fit(folder=tmp_path / "killed", run=co.RunSettings(checkpoint_every=2), **settings)
+    assert resumed.covered.counts == whole.covered.counts
 
 
 @pytest.mark.peers
@@ -479,3 +499,29 @@ def test_batches_take_the_key(torch):
     assert set(trained.arrays) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     with pytest.raises(co.InputError, match="this run key was used by another run"):
         batches(plan)
+
+
+@pytest.mark.peers
+def test_batches_hold_the_key(tmp_path, monkeypatch):
+    """Until the last batch, or until nobody can ask for one any more."""
+    from coowned.torch import batches
+
+    monkeypatch.setenv("COOWNED_CACHE", str(tmp_path))
+    _, plan = make_plan(200, 8, 3, run_key=co.RunKey.from_operating_system())
+    serve = (
+        "import sys; from coowned import RunKey; key = RunKey.from_json(sys.argv[1])\n"
+        f"with key.serving('batches of {plan.digest}'): print('held')"
+    )
+
+    def held_elsewhere():
+        asked = [sys.executable, "-c", serve, plan.run_key.to_json()]
+        return subprocess.run(asked, check=False, capture_output=True, text=True).stdout == "held\n"
+
+    drawn = batches(plan)
+    assert not held_elsewhere()
+    assert len(list(drawn)) == 3
+    assert held_elsewhere()
+    drawn = batches(plan)
+    assert not held_elsewhere()
+    del drawn
+    assert held_elsewhere()

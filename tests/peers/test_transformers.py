@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 from experiments.private_abstracts import made_up_corpus
 from tests.models.test_bert_files import write_bert_folder
-from tests.report.test_export import run_readme
+from tests.report.readme import run_readme
 
 import coowned as co
 from coowned.models.bert_files import BertConfig, read_bert_folder

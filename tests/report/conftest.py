@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.runs.run_folders import reseal
 
-from coowned import AttributionGraph
+from coowned import AttributionGraph, Greedy, PoissonSampling, PrivacyGuarantee, certify, guarantee
 from coowned.runs.config import TrainConfig, example
 from coowned.runs.configured_run import run_configuration
 from coowned.runs.run_folder import RunFolder
@@ -70,6 +70,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         made.make("none", ("epsilon = 8.0 ", 'epsilon = "none" '))
         made.make("public", ("epsilon = 8.0 ", "public = true "))
     return made
+
+
+@pytest.fixture(scope="session")
+def tiered_claim() -> PrivacyGuarantee:
+    bounds = [{"user": user, "bound": 1, "tier": "careful"} for user in range(300, 613)]
+    bounds += [{"user": user, "bound": 0, "tier": "out"} for user in range(17)]
+    graph = AttributionGraph.from_users_per_example([[i % 613] for i in range(4211)])
+    selection = Greedy(contribution_bound=3, contribution_bounds=bounds).select(graph)
+    certificate = certify(graph, selection)
+    mechanism = PoissonSampling.from_certificate(certificate, batch_size=128, iterations=100)
+    return guarantee(certificate, mechanism, epsilon=8.0, delta=1e-6, adjacency="zero-out")
 
 
 @pytest.fixture

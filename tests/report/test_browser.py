@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.runs.run_folders import write_run
 
 from coowned import AttributionGraph, plan
 from coowned.report.page import write_plan, write_report
@@ -25,11 +26,11 @@ OUTSIDE = """() => [...document.querySelectorAll("figure")].flatMap(figure => {
     return box.width > 0 && (box.left < frame.left || box.right > frame.right);
   }).map(text => `${figure.dataset.name}: ${text.textContent}`);
 })"""
-PAGES = ("scheduled", "simulated", "seeded", "none", "release", "plan")
+PAGES = ("scheduled", "simulated", "seeded", "none", "release", "tiers", "plan")
 
 
 @pytest.fixture(scope="module")
-def pages(runs, tmp_path_factory) -> dict[str, Path]:
+def pages(runs, tiered_claim, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     others = [runs[name] for name in ("none", "scheduled", "seeded")]
     target = {"epsilon": 4.0, "delta": 1e-6, "batch_size": 10, "iterations": 20, "adjacency": "zero-out"}
@@ -40,6 +41,7 @@ def pages(runs, tmp_path_factory) -> dict[str, Path]:
         "seeded": write_report(runs["seeded"], folder / "seeded.html"),
         "none": write_report(runs["none"], folder / "none.html"),
         "release": write_report(runs["simulated"], folder / "release.html", release=True),
+        "tiers": write_report(write_run(tmp_path_factory.mktemp("tiers"), tiered_claim), folder / "tiers.html"),
         "plan": write_plan(plan(graph, contribution_bounds=(1, 3), **target), folder / "plan.html"),
     }
 

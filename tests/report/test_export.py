@@ -1,12 +1,10 @@
 """What is exported with a model."""
 
 import json
-import re
 import shutil
-import subprocess
-import sys
 
 import pytest
+from tests.report.readme import run_readme
 from tests.runs.run_folders import reseal
 
 from coowned import CertificateMismatchError, CyclicGroups, InputError, certify
@@ -28,13 +26,6 @@ def test_only_what_is_covered(audited, tmp_path):
     for secret in (b"61739485", b"0.6174", b"73519264", b"4.713", b"example_id_", b"run-key"):
         assert secret not in everything
     assert (output / "model.safetensors").read_bytes() == (audited / "model.safetensors").read_bytes()
-
-
-def run_readme(folder):
-    """Runs the code of an exported README in its folder, in a process of its own; gives what it prints."""
-    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout
 
 
 def test_code_of_the_readme_runs(runs, tmp_path):
@@ -95,7 +86,7 @@ def test_export_is_whole_or_none(runs, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(export, "_readme", broken)
-        with pytest.raises(OSError, match="no space"):
+        with pytest.raises(OSError, match="No space left"):
             export_model(runs["scheduled"], tmp_path / "model")
     assert not list(tmp_path.iterdir())
     (tmp_path / "model").mkdir()

@@ -284,6 +284,26 @@ def test_release_names_the_counts_it_shows(tmp_path: Path):
         assert phrase in note
 
 
+@pytest.mark.parametrize("release", [False, True])
+def test_what_each_tier_is_promised(tiered_claim: PrivacyGuarantee, tmp_path: Path, release: bool):
+    text = read(write_report(write_run(tmp_path, tiered_claim), release=release))
+    names = check_figures(text)
+    assert "tiers" in names
+    assert ("levels" in names) == (not release)
+    rows = rows_of(specs(text)["tiers"])
+    promised = tiered_claim.by_tier().filter(pl.col("contribution_bound") > 0)
+    assert [row["label"] for row in rows] == ["bound 3 (3 copies)", "careful (1 copy)"]
+    assert [row["epsilon"] for row in rows] == promised["epsilon"].to_list()
+    assert [row["other_text"] for row in rows] == [rounded_up(value) for value in promised["other_epsilon"]]
+    assert all("users" not in row for row in rows)  # a statistic of the graph
+    words = " ".join(seen(text).split())
+    assert "17 users opted out (bound 0): no example that they are part of" in words
+    if release:
+        tiers = tiered_claim.certificate.tiers
+        assert not {f"{count:,}" for count in (*tiers.users[:2], tiers.num_examples_opted_out)} & set(words.split())
+        assert "of users excluded from protection, of users who opted out and of copies" in words
+
+
 def test_no_tile_is_alone(runs, tmp_path: Path):
     for name in ("scheduled", "none"):
         for release in (False, True):

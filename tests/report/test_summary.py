@@ -1,8 +1,15 @@
 """A run on one screen."""
 
+import math
+import re
+
+import polars as pl
 import pytest
 
-from coowned.report.summary import Part, as_html, as_text, summary
+from coowned import calibrate
+from coowned.mechanism.poisson_sampling import PoissonSampling
+from coowned.report.summary import Part, as_html, as_text, next_steps, summary
+from coowned.runs.graph_summary import GraphSummary
 from coowned.runs.stored_run import StoredRun
 
 
@@ -50,3 +57,102 @@ def test_nothing_was_evaluated(runs):
             return {}
 
     assert [part.heading for part in summary(Unknown.open(runs["none"]))] == ["What is promised"]
+
+
+ROW = {
+    "accuracy": 0.6, "accuracy_low": 0.55, "accuracy_high": 0.65, "trivial": "the most frequent class",
+    "trivial_accuracy": 0.5, "measure": "accuracy", "examples": 400, "without_loss": 0,
+}  # fmt: skip
+BASELINE = {"baseline_accuracy": 0.9, "baseline_accuracy_low": 0.87, "baseline_accuracy_high": 0.93}
+
+
+@pytest.fixture(scope="module")
+def noisy(runs):
+    """So much noise that it outweighs what few examples leave unknown."""
+    return runs.make("noisy", ("epsilon = 8.0 ", "epsilon = 2.0 "), ("batch_size = 32", "batch_size = 4"))
+
+
+@pytest.fixture
+def advice(runs, noisy):
+    """Of a run whose evaluation was another."""
+
+    def told(name=noisy.name, clipped=0.5, **row):
+        class Told(StoredRun):
+            def evaluations(self):
+                return {"test": pl.DataFrame([ROW | row])}
+
+            def metrics(self):
+                return pl.DataFrame({"clipped_share": [clipped], "copies": [100]})
+
+        run = Told.open(runs[name])
+        return run, next_steps(run)
+
+    return told
+
+
+def test_ratios_are_those_of_the_changed_mechanism(advice):
+    run, said = advice()
+    found = re.search(r"A batch size of 8 would raise .* ratio from (\S+) to (\S+),", said[0])
+    claim, certificate = run.claim, run.certificate
+    assert run.mechanism.batch_size == 4
+    for batch_size, stated in ((4, found[1]), (8, found[2])):
+        changed = PoissonSampling.from_certificate(certificate, batch_size=batch_size, iterations=20)
+        noise = calibrate(changed, epsilon=claim.epsilon, delta=claim.delta, adjacency=claim.adjacency)
+        ratio = batch_size / (noise * math.sqrt(run.record.num_parameters))
+        assert float(stated) == pytest.approx(ratio, rel=0.06)
+    assert "at a weaker promise" in said[1]
+    assert any("baseline = true" in step for step in said)
+
+
+def test_noise_is_not_always_the_limit(advice):
+    _, hopeless = advice(baseline_accuracy=0.5, baseline_accuracy_low=0.4, baseline_accuracy_high=0.6)
+    assert hopeless[0].startswith("Without privacy this model is not clearly better than the trivial answer either")
+    _, alike = advice(baseline_accuracy=0.62, baseline_accuracy_low=0.57, baseline_accuracy_high=0.67)
+    assert alike == ["Without privacy this model is not clearly better: another model or more examples may help."]
+    _, dear = advice(**BASELINE)
+    assert any("signal-to-noise" in step for step in dear)
+    for said in (hopeless, alike):
+        assert not any("signal-to-noise" in step for step in said)
+
+
+def test_advice_on_the_clip_norm(advice):
+    assert "All of the copies were clipped" in advice(clipped=1.0, **BASELINE)[1][-1]
+    assert not any("clipped" in step for step in advice(clipped=0.5, **BASELINE)[1])
+
+
+def test_an_s_unlike_the_data_is_said(advice, monkeypatch):
+    """First of all, and only of a model that is of little use."""
+    monkeypatch.setattr(GraphSummary, "warning", lambda self: "S is not like the data.")
+    poor = {"accuracy_low": 0.4}
+    assert advice(**poor)[1][0] == "S is not like the data."
+    no_better = {"baseline_accuracy": 0.5, "baseline_accuracy_low": 0.4, "baseline_accuracy_high": 0.6}
+    assert advice(**poor, **no_better)[1][0] == "S is not like the data."
+    assert "S is not like the data." not in advice()[1]
+
+
+def test_a_poor_model_is_compared_first(advice):
+    """Whether privacy is to blame is not known without a baseline."""
+    assert advice(accuracy_low=0.4)[1][0].startswith("Train with a baseline")
+    assert not advice()[1][0].startswith("Train with a baseline")
+
+
+def test_nothing_is_advised_of_a_model_without_mistakes(advice):
+    assert advice(accuracy=1.0, accuracy_low=0.97, accuracy_high=1.0, clipped=0.01)[1] == []
+    assert advice(accuracy=0.99, accuracy_low=0.96, accuracy_high=1.0, clipped=0.01)[1] != []
+
+
+def test_no_label_was_usable(advice):
+    (said,) = advice(without_loss=400)[1]
+    assert said.startswith("Check the label column and the classes")
+
+
+def test_with_little_noise_none_less_is_advised(advice):
+    run, said = advice("simulated", **BASELINE)
+    assert run.signal_to_noise.whole_training**2 > run.certificate.num_distinct
+    assert not any("signal-to-noise" in step for step in said)
+
+
+@pytest.mark.parametrize("name", ["none", "public", "seeded", "scheduled"])
+def test_other_runs_have_no_ratio_of_another_batch(advice, name):
+    """A run without a claim has no epsilon, and another batch size would need another schedule."""
+    assert not any("would raise" in step for step in advice(name)[1])

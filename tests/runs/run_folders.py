@@ -8,40 +8,49 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from coowned import AttributionGraph, Greedy, PoissonSampling, certify, guarantee
 from coowned.accounting.claim_file import write_claim
-from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.runs.records import RunRecord
 from coowned.training.plan import claim_terms, plan_digest
+
+GRAPH = AttributionGraph.from_users_per_example([[i // 3] for i in range(240)])
+
+
+def claim(noise_multiplier: float = 1.0, **more: Any) -> PrivacyGuarantee:
+    """Returns a guarantee for DP-SGD on two copies of each user of `GRAPH`."""
+    certificate = certify(GRAPH, Greedy(contribution_bound=2).select(GRAPH))
+    mechanism = PoissonSampling.from_certificate(certificate, batch_size=16, iterations=10)
+    settings = {"delta": 1e-6, "adjacency": "zero-out"} | more
+    return guarantee(certificate, mechanism, noise_multiplier=noise_multiplier, **settings)
 
 
 def write_run(
     folder: Path,
-    guarantee: PrivacyGuarantee,
+    made: PrivacyGuarantee,
     *,
     model: dict[str, Any] | None = None,
     options: dict[str, Any] | None = None,
 ) -> Path:
     """Writes what `coowned train` leaves, but for the selection and the metrics, with a model of one zero."""
-    strategy = guarantee.mechanism.strategy()
-    plan = claim_terms(guarantee.certificate, guarantee.mechanism, guarantee) | {
+    strategy = made.mechanism.strategy()
+    plan = claim_terms(made.certificate, made.mechanism, made) | {
         "clip_norm": 1.0,
         "optimizer": ["sgd", 0.1, *([options] if options else ())],
         "configuration": "",
         "coefficients": [1.0] if strategy is None else strategy.coefficients.tolist(),
         "public": False,
-        "test_run": guarantee.test_run,
+        "test_run": made.test_run,
     }
     (folder / "config.toml").write_text("", encoding="utf-8")
-    (folder / "certificate.json").write_text(guarantee.certificate.to_json(), encoding="utf-8")
-    claim = write_claim(guarantee, guarantee.mechanism, public=False)
-    (folder / "guarantee.json").write_text(claim, encoding="utf-8")
-    metadata = {"statement": guarantee.statement(), "plan": plan_digest(plan)}
+    (folder / "certificate.json").write_text(made.certificate.to_json(), encoding="utf-8")
+    text = write_claim(made, made.mechanism, public=False)
+    (folder / "guarantee.json").write_text(text, encoding="utf-8")
+    metadata = {"statement": made.statement(), "plan": plan_digest(plan)}
     save_file({"weights": np.zeros(1, np.float32)}, folder / "model.safetensors", metadata=metadata)
     names = ("config.toml", "certificate.json", "guarantee.json", "model.safetensors")
     model = model or {"kind": "logistic-regression", "num_features": 5}
-    record = RunRecord(
-        state="finished", plan=plan, model=model, run_id=guarantee.run_id, files=dict.fromkeys(names, "")
-    )
+    record = RunRecord(state="finished", plan=plan, model=model, run_id=made.run_id, files=dict.fromkeys(names, ""))
     (folder / "run.json").write_bytes(record.to_json())
     return reseal(folder)
 

@@ -130,7 +130,7 @@ def test_content_is_read_after_selection(tmp_path, monkeypatch):
         return made
 
     monkeypatch.setattr(configured_run, "guarantee", accounted)
-    monkeypatch.setattr(DataSource, "read", lambda self: examples)
+    monkeypatch.setattr(DataSource, "read", lambda self, content: examples)
     config = TrainConfig.from_toml(POISSON)
     with RunFolder.open(tmp_path / "run") as folder:
         plan = run_configuration(config, folder).plan
@@ -174,7 +174,7 @@ def test_content_cannot_refuse_a_run(tmp_path, monkeypatch):
     """Labels that are no labels: the run trains on noise, and only its private log tells."""
     examples = sealed_examples(labels=np.full(400, 7))
     examples.payload.open = True
-    monkeypatch.setattr(DataSource, "read", lambda self: examples)
+    monkeypatch.setattr(DataSource, "read", lambda self, content: examples)
     with RunFolder.open(tmp_path / "run") as folder:
         run_configuration(TrainConfig.from_toml(POISSON), folder)
     log = configured_run.StoredRun.open(tmp_path / "run").private_log()

@@ -10,9 +10,8 @@ import pytest
 
 import coowned as co
 from coowned.content.splits import split_examples
-from coowned.runs.config import TrainConfig
+from coowned.runs.config import TrainConfig, reasons_in
 from coowned.runs.configured_run import completed_for
-from coowned.runs.defaults import reasons_in
 from coowned.runs.run_folder import RunFolder
 
 MODEL = co.LogisticRegression(features=["x1", "x2"], label="y")

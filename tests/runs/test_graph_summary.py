@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from coowned import AttributionGraph, Greedy, GreedyMinSeparation, GreedyWithDuplicates
+from coowned import AttributionGraph, Greedy, GreedyMinSeparation, GreedyWithDuplicates, Selection
 from coowned.codec import decode_json
 from coowned.runs.graph_summary import GraphSummary
 
@@ -35,3 +35,20 @@ def test_counts_equal_a_plain_recount(selector):
             assert new == sum(begin <= value <= end for value in after)
         assert sum(old for _, old, _ in classes) == len(before)
         assert sum(new for _, _, new in classes) == len(after)
+
+
+def test_an_s_unlike_the_data_is_warned_of():
+    """8 of 10 examples have two users; S has all of one user, then as many of two."""
+    graph = AttributionGraph.from_users_per_example([[0], [1], *([2 * i, 2 * i + 1] for i in range(1, 9))])
+    for copies, distance, warns in (
+        ([1] * 10, 0.0, False),
+        ([1, 1] + [0] * 8, 0.8, True),
+        ([1, 1, 1, 1] + [0] * 6, 0.3, True),
+        ([1, 1] + [1] * 4 + [0] * 4, 1 / 3 - 0.2, False),
+        ([0, 0] + [1] * 8, 0.2, False),
+        ([4, 4] + [1] * 8, 0.3, True),  # copies count, not examples
+    ):
+        found = GraphSummary.of(graph, Selection.from_copies(graph, np.array(copies, np.int32)))
+        assert found.distance == pytest.approx(distance)
+        assert (found.warning() is not None) == warns
+    assert "50% of its copies have 1 user, but 20% of the examples do" in (found.warning() or "")

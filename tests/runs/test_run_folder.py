@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
+from tests.folders import names
 from tests.small_world import NUM_FEATURES
 
 from coowned.content.data import FeatureTable
@@ -170,10 +171,6 @@ def test_damaged_key_is_named(small, tmp_path, monkeypatch, damage):
         pytest.raises(InputError, match=r"run-key\.json: not the key .* choose another folder"),
     ):
         folder.run_key(3)
-
-
-def names(place):
-    return sorted(file.name for file in place.iterdir())
 
 
 def test_nothing_is_written_before_a_run_begins(tmp_path):
@@ -385,7 +382,7 @@ import numpy as np
 from coowned import AttributionGraph
 from coowned.synthetic.logistic_data import LogisticData
 from coowned.runs.run_folder import RunFolder
-from coowned.synthetic.world_data import WorldData
+from coowned.synthetic.logistic_data import WorldData
 from coowned.training.loop import train
 from coowned.models.logistic_regression import LogisticRegression
 from tests.small_world import NUM_FEATURES, Small, forged

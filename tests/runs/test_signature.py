@@ -1,8 +1,7 @@
 import json
 
 import pytest
-from tests.runs.run_folders import reseal, write_run
-from tests.runs.test_stored_run import claim
+from tests.runs.run_folders import claim, reseal, write_run
 
 from coowned import CertificateMismatchError, InputError
 from coowned.cli import main

@@ -5,24 +5,14 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.runs.run_folders import reseal, write_run
+from tests.runs.run_folders import claim, reseal, write_run
 
-from coowned import CertificateMismatchError, Greedy, InputError, PoissonSampling, PrivacyGuarantee, certify, guarantee
+from coowned import CertificateMismatchError, InputError
 from coowned.accounting.claim_file import stated_origins
-from coowned.attribution.graph import AttributionGraph
 from coowned.runs.records import RunRecord
 from coowned.runs.run_folder import RunFolder
 from coowned.runs.stored_run import StoredRun
 from coowned.training.plan import plan_digest
-
-GRAPH = AttributionGraph.from_users_per_example([[i // 3] for i in range(240)])
-
-
-def claim(noise_multiplier: float = 1.0, **more) -> PrivacyGuarantee:
-    certificate = certify(GRAPH, Greedy(contribution_bound=2).select(GRAPH))
-    mechanism = PoissonSampling.from_certificate(certificate, batch_size=16, iterations=10)
-    settings = {"delta": 1e-6, "adjacency": "zero-out"} | more
-    return guarantee(certificate, mechanism, noise_multiplier=noise_multiplier, **settings)
 
 
 def test_what_was_written_is_read(tmp_path):

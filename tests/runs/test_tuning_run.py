@@ -2,14 +2,18 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 import coowned as co
+from coowned.accounting import tuned_guarantee
 from coowned.exact.keys import Purpose, RunKey
+from coowned.report.page import write_report
 from coowned.runs import tuning_run
+from coowned.runs.ledger import NAME as LEDGER
 from coowned.runs.records import is_run_file
 from coowned.runs.run_folder import RunFolder
 from coowned.runs.stored_run import StoredRun
@@ -140,6 +144,56 @@ def test_killed_tuning_is_resumed(whole, examples, tmp_path, monkeypatch, stage)
     for name, array in load_file(folder / "model.safetensors").items():
         np.testing.assert_array_equal(array, load_file(killed / "model.safetensors")[name])
     assert StoredRun.open(killed).covered.counts == StoredRun.open(folder).covered.counts
+
+
+def outcome(parent, examples, drawn, monkeypatch, caplog):
+    """All that a tuning leaves whose runs have the settings `drawn`, the first being the best."""
+    caplog.clear()
+    (parent / "tuning").mkdir(parents=True)
+    monkeypatch.chdir(parent / "tuning")
+    with monkeypatch.context() as patched:
+        patched.setattr(tuning_run, "draw_settings", lambda key, asked: drawn)
+        patched.setattr(tuning_run, "score_of", lambda run: -int(run.path.name))
+        patched.setattr(tuned_guarantee.secrets, "token_hex", lambda size: "0" * 2 * size)
+        patched.setattr(RunKey, "from_operating_system", classmethod(lambda cls: cls(secret=bytes(32), seed=None)))
+        asked = {"learning_rate": [0.01, 0.1, 1.0]}
+        run_tuning(tuning(seed=None, grid=asked), "RUN", examples=examples)
+    run = co.open_run("RUN")
+    write_report(run.folder, "release.html", release=True)
+    run.export("exported")
+    files = {path: path.read_bytes() for path in sorted(Path().rglob("*")) if path.is_file()}
+    return files, run.statement(), [record.getMessage() for record in caplog.records]
+
+
+def test_nothing_tells_how_many_runs_there_were(examples, tmp_path, monkeypatch, caplog):
+    """Tunings of one and of three runs with the same best leave the same files, page, export, ledger and log."""
+    caplog.set_level("DEBUG", logger="coowned")
+    one = outcome(tmp_path / "one", examples, [1], monkeypatch, caplog)
+    three = outcome(tmp_path / "three", examples, [1, 2, 0], monkeypatch, caplog)
+    assert {Path("RUN/model.safetensors"), Path("release.html"), Path(LEDGER)} <= set(one[0])
+    assert any(text.startswith("tuning: noise multiplier") for text in one[2])
+    assert list(one[0]) == list(three[0])
+    for path, content in one[0].items():
+        own, others = (text.replace(b"/one/", b"/N/").replace(b"/three/", b"/N/") for text in (content, three[0][path]))
+        assert own == others, path
+    assert one[1:] == three[1:]
+
+
+def test_no_record_of_keys_tells_how_many_runs_there_were(examples, tmp_path, monkeypatch):
+    """With keys of the operating system, which the machine remembers while they are used."""
+    monkeypatch.setenv("COOWNED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tuning_run, "draw_settings", lambda key, tuning: [0, 1])
+    served = []
+    score_of = tuning_run.score_of
+
+    def scored(run):
+        served.append(len(list((tmp_path / "cache" / "keys").iterdir())))
+        return score_of(run)
+
+    monkeypatch.setattr(tuning_run, "score_of", scored)
+    run_tuning(tuning(seed=None), tmp_path / "RUN", examples=examples)
+    assert served == [2, 2]
+    assert not list((tmp_path / "cache" / "keys").iterdir())
 
 
 def test_another_tuning_is_refused(whole, examples, tmp_path, monkeypatch):

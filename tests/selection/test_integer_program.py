@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.selection.brute_force import largest
 
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
@@ -19,18 +20,6 @@ from coowned.testing.selector_checks import check_selector, copies_per_user
 from coowned.testing.strategies import attribution_graphs
 
 ENDLESS = 3600  # seconds: what ends is a proof, on any machine; the default would count the compiling of kernels
-
-
-def largest(graph, bound, most_copies):
-    """The size of the largest S, by trying every S."""
-    examples = np.flatnonzero(graph.users_per_example)
-    best = 0
-    for counts in itertools.product(range(most_copies + 1), repeat=len(examples)):
-        copies = np.zeros(graph.num_examples, np.int64)
-        copies[examples] = counts
-        if copies_per_user(graph, copies).max(initial=0) <= bound:
-            best = max(best, sum(counts))
-    return best
 
 
 def weak_start(monkeypatch):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from coowned.attribution.graph import AttributionGraph, read_only
 from coowned.errors import InputError
+from coowned.progress import silent
 from coowned.selection import order_kernels
 from coowned.selection.order import hash_order, ordered_rows, part
 from coowned.testing.strategies import attribution_graphs
@@ -34,10 +35,6 @@ SPARK = {
     (2**63 - 1, "0"): -523375818311032411,
     (2**63 - 1, "10000000"): -6860567301589279696,
 }
-
-
-def silent(done, message):
-    pass
 
 
 def signed_hash(seed, text):

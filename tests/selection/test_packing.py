@@ -1,32 +1,16 @@
 """Peeling loses no optimum, and its prices carry over."""
 
-import itertools
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.selection.brute_force import largest
 
 from coowned.attribution.graph import AttributionGraph
+from coowned.progress import silent
 from coowned.selection.order import ordered_rows
 from coowned.selection.packing import FREE, FULL, fill, pack, peel
 from coowned.testing.selector_checks import copies_per_user
 from coowned.testing.strategies import attribution_graphs
-
-
-def silent(done, message):
-    pass
-
-
-def largest(graph, bound, limit):
-    """The size of the largest S, by trying every S."""
-    examples = np.flatnonzero(graph.users_per_example)
-    best = 0
-    for counts in itertools.product(range(limit + 1), repeat=len(examples)):
-        copies = np.zeros(graph.num_examples, np.int64)
-        copies[examples] = counts
-        if copies_per_user(graph, copies).max(initial=0) <= bound:
-            best = max(best, sum(counts))
-    return best
 
 
 def packed(graph, bound, limit):

@@ -1,11 +1,10 @@
 """`Priced` against brute force, the check-suite, and its promises about threads and time."""
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.selection.brute_force import every_selection, largest
 
 from coowned import threads
 from coowned.attribution.graph import AttributionGraph
@@ -15,19 +14,6 @@ from coowned.selection.greedy import Greedy
 from coowned.selection.priced import Priced
 from coowned.testing.selector_checks import check_selector, copies_per_user
 from coowned.testing.strategies import attribution_graphs
-
-
-def largest(graph, bound, most_copies, distinct_weight=0.0):
-    """(size, value) of the largest S and of the best one by size + weight * distinct, by trying every S."""
-    examples = np.flatnonzero(graph.users_per_example)
-    best_size, best_value = 0, 0.0
-    for counts in itertools.product(range(most_copies + 1), repeat=len(examples)):
-        copies = np.zeros(graph.num_examples, np.int64)
-        copies[examples] = counts
-        if copies_per_user(graph, copies).max(initial=0) <= bound:
-            best_size = max(best_size, sum(counts))
-            best_value = max(best_value, sum(counts) + distinct_weight * np.count_nonzero(counts))
-    return best_size, best_value
 
 
 def random_graph(num_examples, num_users, mean, seed):
@@ -48,7 +34,7 @@ def random_graph(num_examples, num_users, mean, seed):
 def test_bound_holds_for_every_set(graph, bound, unattributed, seed):
     selection = Priced(contribution_bound=bound, unattributed=unattributed).select(graph, seed=seed)
     kept = int((graph.users_per_example == 0).sum()) if unattributed == "keep" else 0
-    optimum = largest(graph, bound, 1)[0] + kept
+    optimum = largest(graph, bound, 1) + kept
     assert selection.size <= optimum <= selection.upper_bound
     assert selection.proven_optimal == (selection.size == selection.upper_bound)
     assert selection.size >= optimum - 1  # near-optimal; on graphs this small it may miss one at most
@@ -67,7 +53,8 @@ def test_bound_holds_with_duplicates(graph, bound, unattributed, distinct_weight
     )
     selection = selector.select(graph)
     kept = int((graph.users_per_example == 0).sum()) if unattributed == "keep" else 0
-    size, value = largest(graph, bound, bound, distinct_weight)
+    found = [(int(copies.sum()), np.count_nonzero(copies)) for copies in every_selection(graph, bound, bound)]
+    size, value = max(size for size, _ in found), max(size + distinct_weight * distinct for size, distinct in found)
     assert selection.size <= size + kept <= selection.upper_bound
     reached = selection.size - kept + distinct_weight * (selection.num_distinct - kept)
     assert value - 1 - distinct_weight <= reached <= value + 1e-9

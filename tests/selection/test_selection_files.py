@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from coowned import (
     AttributionGraph,
@@ -191,6 +191,7 @@ def read_ids(kind, folder, rows):
     other=st.tuples(_ID, st.one_of(st.integers(-3, 2**70), st.sampled_from(["ann", "7"]))),
     row=st.integers(0, 2),
 )
+@example(ids=[1, 2, 3], other=("m1", "ann"), row=0)
 @settings(max_examples=40)
 def test_one_cell_changes_the_type_of_no_id(kind, ids, other, row):
     """Ids and users of others, and the type of all ids in S.parquet, are the same whatever one row says."""

@@ -1,12 +1,11 @@
 """Bounds of one's own: every form they come in, and every selector against brute force with unequal capacities."""
 
-import itertools
-
 import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.selection.brute_force import largest
 
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
@@ -48,21 +47,12 @@ graphs = attribution_graphs(max_examples=6, max_users=5, with_ids=False)
 unequal = st.dictionaries(st.integers(0, 4), st.integers(0, 4))
 
 
+def capacities_of(graph, bounds):
+    return np.array([bounds.get(user, OTHERS) for user in range(graph.num_users)], np.int64)
+
+
 def fits(graph, copies, bounds):
-    capacities = np.array([bounds.get(user, OTHERS) for user in range(graph.num_users)], np.int64)
-    return bool((copies_per_user(graph, copies) <= capacities).all())
-
-
-def largest(graph, bounds, most_copies):
-    """The size of the largest S, by trying every S."""
-    examples = np.flatnonzero(graph.users_per_example)
-    best = 0
-    for counts in itertools.product(range(most_copies + 1), repeat=len(examples)):
-        copies = np.zeros(graph.num_examples, np.int64)
-        copies[examples] = counts
-        if sum(counts) > best and fits(graph, copies, bounds):
-            best = sum(counts)
-    return best
+    return bool((copies_per_user(graph, copies) <= capacities_of(graph, bounds)).all())
 
 
 @pytest.mark.parametrize("name", SELECTORS)
@@ -86,7 +76,7 @@ def test_every_user_is_held_to_their_own_bound(name, graph, bounds, seed):
 @given(graph=attribution_graphs(max_examples=4, max_users=5, with_ids=False), bounds=unequal)
 def test_optimum_of_unequal_users_is_brute_force(most_copies, graph, bounds):
     choice = {**BOUND, "contribution_bounds": bounds, "allow_duplicates": most_copies > 1}
-    best = largest(graph, bounds, most_copies)
+    best = largest(graph, capacities_of(graph, bounds), most_copies)
     exact = IntegerProgram(**choice, time_limit=ENDLESS).select(graph)
     assert exact.size == exact.upper_bound == best
     priced = Priced(**choice).select(graph)
@@ -181,6 +171,7 @@ def test_digest_ignores_order():
         ({"a": "1", "b": "one"}, "row 1 needs .* not 'one'"),
         ({"a": None}, "must contain integers"),
         ([{"user": None, "bound": 1}], "row 0 needs a user"),
+        ({None: 0}, "row 0 needs a user"),
         ([{"key": "a", "bound": 1}], "'user' is missing"),
         ([{"user": "a", "bound": 1, "tier": "x"}, {"user": "b", "bound": 2, "tier": "x"}], "tier 'x' has two bounds"),
         ([{"user": "a", "bound": 1, "tier": "bound 2"}], "tier 'bound 2' has two bounds"),

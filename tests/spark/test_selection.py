@@ -1,5 +1,6 @@
 """Spark and one machine give the same S."""
 
+import functools
 import os
 from pathlib import Path
 from urllib.parse import urlparse
@@ -8,9 +9,11 @@ import pytest
 from tests.spark.conftest import as_dict, chosen_locally, local_examples, make_table
 
 import coowned as co
-from coowned.spark import attribute, rounds, select
+from coowned.selection.selection_files import read_selection as read_locally
+from coowned.spark import attribute, rounds, select, write_selection
 from coowned.spark.certificate import certify
 from coowned.spark.checkpoints import Checkpoints
+from coowned.spark.selection_files import read_selection
 
 pytestmark = pytest.mark.full
 EXACT = co.UserKeyRules.exact()
@@ -38,6 +41,10 @@ def numbers(spark):
     graph.release()
 
 
+MIXED = functools.partial(co.BiasMitigating, threshold=2, few_user_run=2, many_user_run=3)
+MIXED_ONCE = functools.partial(MIXED, allow_duplicates=False)
+
+
 # By rounds alone where the residue is 0, else the last pairs on the driver.
 @pytest.mark.parametrize(
     ("contribution_bound", "residue"), [(1, 0), (2, 40), (3, 0), (4, 60), (5, 60), (6, 60), (7, 60), (8, 60)]
@@ -61,7 +68,8 @@ def test_equals_one_machine(request, contribution_bound, residue):
 
 
 @pytest.mark.parametrize(
-    ("kind", "residue", "others"), [(co.Greedy, 0, 2), (co.Greedy, 60, 3), (co.GreedyWithDuplicates, 150, 3)]
+    ("kind", "residue", "others"),
+    [(co.Greedy, 0, 2), (co.Greedy, 60, 3), (co.GreedyWithDuplicates, 150, 3), (MIXED, 60, 2), (MIXED_ONCE, 0, 3)],
 )
 def test_bounds_of_single_users(text, kind, residue, others):
     """Smaller, larger and no room at all, and a key of nobody: S and certificate are those of one machine."""
@@ -74,6 +82,18 @@ def test_bounds_of_single_users(text, kind, residue, others):
     assert certify(graph, found, selector=selector, seed=4).tiers == local.tiers
     with pytest.raises(co.UncertifiableError, match="are in more copies than"):
         certify(graph, select(graph, co.Greedy(contribution_bound=9)), selector=selector)
+
+
+def test_stored_bounds_are_recounted(spark, text, tmp_path):
+    """S that Spark wrote carries the bounds: both engines read them back and hold every user against them."""
+    examples, graph = text
+    selector = co.Greedy(contribution_bound=2, contribution_bounds={"hub": 1, "r3": 0, "nobody": 1})
+    found = select(graph, selector, seed=4)
+    certificate = certify(graph, found, selector=selector, seed=4)
+    write_selection(found, certificate, tmp_path / "S.parquet")
+    assert co.certify(examples.graph, read_locally(tmp_path / "S.parquet", examples.graph)).tiers == certificate.tiers
+    assert certify(graph, read_selection(spark, tmp_path / "S.parquet")).tiers == certificate.tiers
+    assert certificate.tiers is not None
 
 
 @pytest.mark.parametrize(("contribution_bound", "residue"), [(3, 0), (6, 150), (8, 10**6)])
@@ -152,8 +172,10 @@ def test_pairs_and_types(spark):
 
 def test_refuses_what_spark_cannot_do(text):
     _, graph = text
-    with pytest.raises(co.InputError, match="priced does not run on Spark; greedy, greedy-with-duplicates and bias-mi"):
-        select(graph, co.Priced(contribution_bound=1))
+    with pytest.raises(co.InputError, match="integer-program does not run on Spark; greedy, greedy-with-d"):
+        select(graph, co.IntegerProgram(contribution_bound=1))
+    with pytest.raises(co.InputError, match="priced has neither duplicates nor a time limit on Spark"):
+        select(graph, co.Priced(contribution_bound=1, allow_duplicates=True))
     with pytest.raises(co.InputError, match='ties="input" does not apply to Spark'):
         select(graph, co.Greedy(contribution_bound=1, ties="input"))
     with pytest.raises(co.InputError, match="residue must be"):

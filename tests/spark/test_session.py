@@ -11,7 +11,8 @@ import pytest
 import coowned as co
 from coowned import spark as spark_package
 from coowned.cli.main import run
-from coowned.spark.session import check_machine, check_master, session
+from coowned.spark.executors import check_shared
+from coowned.spark.session import check_machine, check_master, session, spark_errors
 
 
 def refusal(capsys, tmp_path):
@@ -146,6 +147,45 @@ def test_a_cluster_needs_a_place_for_checkpoints(spark, monkeypatch):
     from coowned.spark.checkpoints import Checkpoints
 
     monkeypatch.setattr(spark.sparkContext, "master", "spark://head:7077")
-    with pytest.raises(co.InputError, match=r"set spark\.checkpoint\.dir"):
+    with pytest.raises(co.InputError, match=r"give it with --checkpoint-dir, checkpoint_dir= or spark\.checkpoint"):
         Checkpoints(spark)
     assert Checkpoints(spark, "hdfs://head/tmp").root.startswith("hdfs://head/tmp/coowned-")
+
+
+@pytest.mark.full
+def test_a_folder_that_is_not_shared_is_refused(spark, monkeypatch, tmp_path):
+    """Executors that write to disks of their own: what they wrote is not where the driver reads."""
+    from pyspark.sql.readwriter import DataFrameWriter
+
+    monkeypatch.setattr(spark.sparkContext, "master", "spark://head:7077")
+    check_shared(spark, tmp_path.as_uri())
+    assert list((tmp_path / "shared").glob("*.parquet"))
+    write = DataFrameWriter.parquet
+
+    def elsewhere(self, path):
+        write(self, path)
+        for part in (tmp_path / "other" / "shared").glob("*.parquet"):
+            part.unlink()
+
+    monkeypatch.setattr(DataFrameWriter, "parquet", elsewhere)
+    with pytest.raises(co.InputError, match="the executors have another disk than the driver; give --checkpoint-dir"):
+        check_shared(spark, (tmp_path / "other").as_uri())
+
+
+@pytest.mark.full
+def test_a_full_disk_names_the_folders(spark):
+    """The one for tables between two steps, and that of shuffles: which of them is full is not known."""
+    from pyspark.errors import PySparkException
+
+    with (
+        pytest.raises(
+            OSError, match=r"mail: a disk is full; make room in .*--checkpoint-dir\) and, .*spark\.local\.dir"
+        ),
+        spark_errors("mail"),
+    ):
+        raise PySparkException("Job aborted: java.io.IOException: No space left on device at a.b.C(D.java:1)")
+    with (
+        pytest.raises(OSError, match=r"^mail: Spark failed \(a Python worker raised KeyError\); --verbose shows more$"),
+        spark_errors("mail"),
+    ):
+        raise PySparkException("Job aborted: Traceback (most recent call last): File x KeyError: 'secret' at a.b.C")

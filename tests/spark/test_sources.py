@@ -51,7 +51,7 @@ def same_graph(spark, source, local):
     "files",
     [
         {"a.csv": "id,users\n1,a;b\n", "b.csv": "users,id\nc;d,3\n"},
-        {"a.csv": "id,users,cc\n1,a,x\n", "b.csv": "id,cc,body\n2,a,z\n"},
+        {"a.csv": "id,users,cc\n1,a,x\n", "b.csv": "id,users,body\n2,a,z\n"},
         {"a.parquet": {"id": [1], "users": ["a"], "cc": ["x"]}, "b.parquet": {"id": [2], "users": ["b"], "to": ["y"]}},
         {"a.jsonl": '{"id":1,"users":"a","cc":"x"}\n', "b.jsonl": '{"id":2,"users":"a","copy":"z"}\n'},
     ],
@@ -71,6 +71,20 @@ def test_folders_of_other_columns_are_refused(spark, tmp_path, files, by_address
         source = DataSource(path=folder.as_uri(), users=users, example_id="id", separator=";", format=kind)
         with pytest.raises(co.InputError, match=f"{ending}$"):
             attribute_source(spark, source)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.csv": "id,users,cc\n1,a,x\n", "b.csv": "text,id,users\nz,2,a\n"},
+        {"a.parquet": {"id": [1], "users": ["a"], "n": ["x"]}, "b.parquet": {"id": [2], "n": [3], "users": ["a"]}},
+    ],
+)
+def test_content_may_differ_between_files(spark, tmp_path, files):
+    graph = attribute_source(spark, DataSource(path=write(tmp_path, files), users=("users",), example_id="id"))
+    assert sorted((int(row.id), row.users) for row in graph.examples.collect()) == [(1, ["a"]), (2, ["a"])]
+    graph.release()
 
 
 @pytest.mark.full
@@ -145,3 +159,15 @@ def test_formats_of_addresses():
         check_source(DataSource(path="hdfs://head/mail", **NAMED))
     with pytest.raises(co.InputError, match="query does not apply to csv data"):
         check_source(DataSource(path="hdfs://head/mail.csv", query="SELECT 1", **NAMED))
+
+
+@pytest.mark.full
+def test_bit_rot_names_the_file(spark, tmp_path):
+    """A file whose footer is whole and whose pages are not: the row groups are only read by the executors."""
+    columns = {"id": [f"m{i}" for i in range(500)], "users": ["a;b"] * 500}
+    folder = write(tmp_path, {"a.parquet": columns, "b.parquet": {**columns, "id": [f"n{i}" for i in range(500)]}})
+    damaged = bytearray((folder / "b.parquet").read_bytes())
+    damaged[4:60] = bytes(255 - byte for byte in damaged[4:60])
+    (folder / "b.parquet").write_bytes(damaged)
+    with pytest.raises(co.InputError, match=f"^{folder}/b.parquet: not complete Parquet data"):
+        attribute_source(spark, DataSource(path=folder, **NAMED))

@@ -1,4 +1,3 @@
-import hashlib
 import itertools
 
 import numpy as np
@@ -6,6 +5,7 @@ import pytest
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.synthetic.digests import content_hash
 
 from coowned.errors import InputError
 from coowned.synthetic.regular_graph import LARGEST_SCAN, RegularGraph
@@ -70,10 +70,6 @@ def test_users_are_distinct_and_in_range(num_examples, mean_users, mean_examples
         users = graph.users[graph.indptr[example] : graph.indptr[example + 1]]
         assert (np.diff(users) > 0).all()
         assert ((users >= 0) & (users < graph.num_users)).all()
-
-
-def content_hash(graph):
-    return hashlib.sha256(graph.indptr.astype("<i8").tobytes() + graph.users.astype("<i8").tobytes()).hexdigest()
 
 
 def test_same_bits_everywhere():

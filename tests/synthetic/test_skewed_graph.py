@@ -5,7 +5,6 @@ with a planted bug, at the same sample size.
 """
 
 import collections
-import hashlib
 import itertools
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.synthetic.digests import content_hash
 
 from coowned.errors import InputError
 from coowned.synthetic.kernels import stream_key
@@ -227,10 +227,6 @@ def test_kernel_never_repeats_a_user():
         for example in range(40):
             own = users[indptr[example] : indptr[example + 1]]
             assert len(np.unique(own)) == len(own)
-
-
-def content_hash(graph):
-    return hashlib.sha256(graph.indptr.astype("<i8").tobytes() + graph.users.astype("<i8").tobytes()).hexdigest()
 
 
 def test_same_bits_everywhere():

@@ -3,6 +3,7 @@ import hashlib
 import json
 import mailbox
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from coowned.errors import InputError
 from coowned.synthetic import toy_emails
-from coowned.synthetic.toy_emails import EmailWorld, five_emails, write_mbox
+from coowned.synthetic.toy_emails import EmailWorld, five_emails, hashed_words, write_mbox
 
 BOB = "bob@example.org"
 
@@ -207,3 +208,15 @@ def opened(path):
 
 
 GOLDEN_HASH = "ccae22b054a1349d07c42b670f40ac753969772f8b05b03a7894d71b9c17b42f"
+
+
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=6), st.integers(1, 32))
+def test_a_row_depends_on_its_text_alone(texts, num_features):
+    rows = hashed_words(texts, num_features)
+    for text, row in zip(texts, rows, strict=True):
+        np.testing.assert_array_equal(hashed_words([text], num_features)[0], row)
+        assert np.linalg.norm(row) <= 1 + 1e-6
+
+
+def test_other_words_are_other_rows():
+    assert not np.array_equal(*hashed_words(["knee surgery", "budget report"], 64))

@@ -8,9 +8,8 @@ import pytest
 from coowned import Greedy, PoissonSampling, certify, guarantee
 from coowned.exact.keys import RunKey
 from coowned.models.logistic_regression import LogisticRegression
-from coowned.synthetic.logistic_data import LogisticData
+from coowned.synthetic.logistic_data import LogisticData, WorldData
 from coowned.synthetic.regular_graph import RegularGraph
-from coowned.synthetic.world_data import WorldData
 from coowned.training.plan import TrainingPlan
 from coowned.training.sweep import sweep
 

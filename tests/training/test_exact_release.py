@@ -195,9 +195,10 @@ def test_two_devices_give_the_same_integers():
         """
         import json
         import jax, numpy as np
-        from tests.models.test_bert_model import MODEL, make_batch, parameters
+        from tests.models.model_sums import parameters
+        from tests.models.test_bert_model import MODEL, make_batch
         batch, mask, grid = make_batch(size=13), np.arange(13) != 4, MODEL.grid(1.0)
-        own = {name: array[None] for name, array in parameters().items()}
+        own = {name: array[None] for name, array in parameters(MODEL).items()}
         found = []
         for devices in (1, 2):
             found.append(MODEL.clipped_sum(own, batch, mask, [grid], jax.devices()[:devices])[0])

@@ -6,7 +6,7 @@ import pytest
 from coowned.content.data import with_norms
 from coowned.errors import InputError
 from coowned.exact.linear_sums import norms_of
-from coowned.synthetic.world_data import WorldData
+from coowned.synthetic.logistic_data import WorldData
 from coowned.training.feed import Feeder
 
 

@@ -19,8 +19,7 @@ from coowned.errors import CertificateMismatchError
 from coowned.exact.noise import NoiseStream
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.models.logistic_regression import LogisticRegression
-from coowned.synthetic.logistic_data import LogisticData
-from coowned.synthetic.world_data import WorldData
+from coowned.synthetic.logistic_data import LogisticData, WorldData
 from coowned.training import optimizers
 from coowned.training.loop import Trainer, train, train_without_privacy
 from coowned.training.progress import privacy_so_far
@@ -297,7 +296,7 @@ def test_two_devices_equal_one(tmp_path):
         from tests.small_world import Small, NUM_FEATURES
         from coowned import AttributionGraph
         from coowned.synthetic.logistic_data import LogisticData
-        from coowned.synthetic.world_data import WorldData
+        from coowned.synthetic.logistic_data import WorldData
         from coowned.training.loop import train
         from coowned.models.logistic_regression import LogisticRegression
         rows = [[i % 120] for i in range(300)]
@@ -330,7 +329,7 @@ def test_a_batch_lies_on_two_devices():
         from coowned.synthetic.logistic_data import LogisticData
         from coowned.training import loop
         from coowned.training import step
-        from coowned.synthetic.world_data import WorldData
+        from coowned.synthetic.logistic_data import WorldData
         from coowned.models.logistic_regression import LogisticRegression
         graph = AttributionGraph.from_users_per_example([[i % 120] for i in range(300)], num_users=120)
         world = LogisticData(num_features=NUM_FEATURES).attach(graph, seed=5)

@@ -344,7 +344,7 @@ import sys
 from coowned import AttributionGraph
 from coowned.synthetic.logistic_data import LogisticData
 from coowned.runs.run_folder import RunFolder
-from coowned.synthetic.world_data import WorldData
+from coowned.synthetic.logistic_data import WorldData
 from coowned.models.logistic_regression import LogisticRegression
 from coowned.training.sweep import sweep
 from tests.small_world import NUM_FEATURES, Small

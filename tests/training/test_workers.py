@@ -1,21 +1,28 @@
 """Several workers train what one trains: the same bits, and nothing where they do not belong together."""
 
 import dataclasses
+import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.small_world import NUM_FEATURES
+from tests.small_world import NUM_FEATURES, Small
 from tests.training.thread_workers import together
 
+from coowned import JaxModel, TextClassifier, from_table
 from coowned.content.data import with_norms
+from coowned.content.text import SPECIAL_TOKENS, Vocabulary
+from coowned.content.token_table import TokenTable
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.exact.keys import RunKey
+from coowned.models.bert_files import BertConfig
+from coowned.models.bert_model import BertModel
 from coowned.models.logistic_regression import LogisticRegression
-from coowned.synthetic.logistic_data import LogisticData
-from coowned.synthetic.world_data import WorldData
+from coowned.selection.shards import SHARDS, shards_of
+from coowned.synthetic.logistic_data import LogisticData, WorldData
 from coowned.training.checkpoint import Checkpoint
 from coowned.training.loop import Trainer, train
-from coowned.training.workers import ALONE, SHARDS, Share, agree, send, shards_of, summed
+from coowned.training.workers import ALONE, Share, agree, send, summed
 
 MODEL = LogisticRegression(num_features=NUM_FEATURES)
 
@@ -48,7 +55,7 @@ def same(first, second):
     return all(np.array_equal(first[name].view(np.uint32), second[name].view(np.uint32)) for name in first)
 
 
-@pytest.mark.parametrize("kind", ["dp-sgd", "dp-mf", "cyclic-dp-mf"])
+@pytest.mark.parametrize("kind", ["dp-sgd", "dp-mf", "cyclic-dp-mf", "random-allocation"])
 @pytest.mark.parametrize("count", [2, 3])
 def test_any_number_of_workers_gives_the_same_bits(small, kind, count):
     plan = small.plan(kind)
@@ -61,6 +68,61 @@ def test_any_number_of_workers_gives_the_same_bits(small, kind, count):
             np.testing.assert_allclose(float(found.loss), float(expected.loss), rtol=1e-5)
     other = dataclasses.replace(plan, run_key=RunKey.from_seed(99))
     assert not same(trained(other, small.data)[0], alone)
+
+
+def square_loss(parameters, example, key):
+    import jax
+
+    score = parameters["w"] @ example["x"] + parameters["b"]
+    return (score + 0.1 * jax.random.normal(key) - example["y"]) ** 2
+
+
+VOCABULARY = Vocabulary((*SPECIAL_TOKENS, *(f"w{number}" for number in range(20))))
+BERT = {
+    "config": BertConfig(
+        vocab_size=VOCABULARY.size, hidden_size=8, num_hidden_layers=1, intermediate_size=8, max_position_embeddings=12
+    ),
+    "sequence_length": 12,
+    "microbatch": 4,
+}
+
+
+@functools.cache
+def content_of(kind):
+    """(a small data set of two or one users an example, a model of this kind)."""
+    rows = [
+        {
+            "users": [f"u{i % 120}", f"u{(7 * i + 1) % 120}"][: 1 + (i % 3 == 0)],
+            "text": " ".join(f"w{(i * j) % 20}" for j in range(1 + i % 9)),
+            "y": i % 2,
+            "x": [np.sin(i), np.cos(2 * i)],
+        }
+        for i in range(300)
+    ]
+    examples = from_table(rows)
+    if kind == "bert":
+        table = TokenTable.from_examples(examples, text="text", vocabulary=VOCABULARY, sequence_length=12)
+        return Small(examples.graph, None, table), BertModel.masked_lm(**BERT)  # type: ignore[arg-type]
+    if kind == "text":
+        specification = TextClassifier(text="text", label="y", num_features=64)
+    else:
+        start = {"w": np.ones(2, np.float32), "b": np.zeros((), np.float32)}
+        specification = JaxModel(loss=square_loss, parameters=start, shapes={"x": [2]}, columns=["x", "y"])
+    task = specification.task(examples.schema, folder=Path(), is_private=True)
+    model, table, _ = task.read(examples)
+    return Small(examples.graph, None, table), model  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mechanism", ["dp-sgd", "dp-mf", "cyclic-dp-mf", "random-allocation"])
+@pytest.mark.parametrize("kind", ["text", "own", pytest.param("bert", marks=pytest.mark.full)])
+def test_every_model_has_the_same_bits(kind, mechanism):
+    small, model = content_of(kind)
+    plan = small.plan(mechanism, iterations=6)
+    alone, *_ = trained(plan, small.data, model=model)
+    assert not same(alone, model.initial())
+    for count in (2, 3):
+        found = together(count, lambda workers: trained(plan, small.data, workers, model=model))
+        assert all(same(parameters, alone) for parameters, *_ in found)
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (3, 2), (1, 3)])

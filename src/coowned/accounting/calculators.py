@@ -42,7 +42,7 @@ Compositions = list[Composition | ZeroOutTwice]  # of every kind of user that co
 class GaussianDp:
     """Describes a Gaussian mechanism that is no more private than the one asked about."""
 
-    mu: float  # its mean in units of its noise; infinite where delta at small epsilons cannot be told from 1
+    mu: float  # its mean in units of its noise; infinite where delta at small epsilons is indistinguishable from 1
     # The mechanism IS this Gaussian. Otherwise mu is an upper bound for epsilons up to `largest_epsilon` only
     # (subsampled mechanisms have tails no smaller Gaussian covers) and must be called an estimate.
     exact: bool

@@ -1,4 +1,4 @@
-"""Holds the rows of a plan, marks the best one, and explains its noise and what would lower it."""
+"""The rows of a plan: marks the best one, and explains its noise and what would lower it."""
 
 import dataclasses
 import operator
@@ -6,16 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from coowned import codec
 from coowned.accounting import calculators
 from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS, GOOD, SignalToNoise
 from coowned.accounting.terms import OTHER_ADJACENCY, UNIT
-from coowned.attribution.graph import AttributionGraph
-from coowned.attribution.statistics import heavy_users_advice
 from coowned.errors import InputError, UncertifiableError
-from coowned.mechanism.candidates import TOO_SMALL, TOO_SMALL_FOR_GROUPS
+from coowned.mechanism.candidates import TOO_SMALL, TOO_SMALL_FOR_GROUPS, Population
 from coowned.mechanism.registry import MECHANISMS, mechanism_class
 from coowned.progress import counted
 
@@ -24,7 +21,7 @@ _TRIED_FACTORS = (2, 4, 8, 16, 32, 64)  # for batch size and steps, where the no
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanTarget:
-    """Names the privacy target, the training and the model of a choice, so that no epsilon stands alone."""
+    """The privacy target, training size and model of a choice, so that no epsilon is shown alone."""
 
     epsilon: float
     delta: float
@@ -212,7 +209,7 @@ class Plan:
         return [choice.to_row() for choice in self.choices]
 
     def notes(self) -> list[str]:
-        """Says why some choices cannot be used, in one sentence for all whose S is too small.
+        """Explains why some choices cannot be used, in one sentence for all whose S is too small.
 
         Guarantees:
           - However many choices are too small, one sentence says so.   (test_too_small_choices_share_one_sentence)
@@ -333,10 +330,10 @@ def _remedy(best: Choice, name: str, is_enough: Callable[[SignalToNoise], bool])
     return found
 
 
-def advice_on_graph(graph: AttributionGraph, bound: int) -> list[str]:
-    heavy = heavy_users_advice(graph, bound)
+def advice_on_graph(population: Population, bound: int) -> list[str]:
+    heavy = population.heavy_users_advice(bound)
     advice = [] if heavy is None else [heavy]
-    if without := int(np.count_nonzero(graph.users_per_example == 0)):
+    if without := population.num_examples_without_users:
         advice.append(
             f"{without:,} {'example has' if without == 1 else 'examples have'} no protected user and "
             f"{'is' if without == 1 else 'are'} left out; `coowned select --unattributed keep` includes "

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import msgspec
 
 from coowned import codec
-from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError
 from coowned.mechanism.mechanism import Mechanism
@@ -29,7 +29,7 @@ class NoGuarantee(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(NamedTuple):
-    """Holds what guarantee.json says.
+    """The content of guarantee.json.
 
     Attributes:
       guarantee: None without privacy.
@@ -87,7 +87,7 @@ def stated_origins(folder: Path) -> list[str]:
 
 
 def model_metadata(weights: Path) -> dict[str, str]:
-    """Returns what a model file says of itself: its statement, plan and kind."""
+    """Returns the statement, plan and kind in a model file's metadata."""
     from safetensors import safe_open
 
     try:

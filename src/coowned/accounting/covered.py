@@ -1,4 +1,4 @@
-"""A covered evaluation as the accountant sees it: one Gaussian release of counts over the held-out part.
+"""The accountant's view of a covered evaluation: one Gaussian release of counts over the held-out part.
 
 Training and evaluation see the same people, so the claim is for both together (docs/accounting.md, "A covered
 evaluation"): the Gaussian is one further step after those of training.
@@ -47,7 +47,7 @@ class CoveredEvaluation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CoveredRelease:
-    """States what an evaluation adds to a claim: counts over certified copies, with Gaussian noise.
+    """The contribution of an evaluation to a claim: counts over certified copies, with Gaussian noise.
 
     Attributes:
       noise_multiplier: in units of the longest vector that one copy adds.
@@ -119,12 +119,12 @@ class CoveredRelease:
 
     @property
     def steps(self) -> Steps:
-        """What a user's held-out data go through."""
+        """The accountant's steps for a user's held-out data."""
         return self.steps_of(self.contribution_bound)
 
     @property
     def example_steps(self) -> Steps:
-        """What one held-out example goes through."""
+        """The accountant's steps for one held-out example."""
         return self.steps_of(self.most_copies_of_one_example)
 
     def steps_of(self, copies: int) -> Steps:

@@ -74,6 +74,8 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     """
     log_delta = math.log(delta)
     low, high = 1e-12, 1.0
+    if gaussian_log_delta(low, epsilon) > log_delta:
+        raise UncertifiableError(f"no noise multiplier is found for epsilon = {epsilon:g} at delta = {delta:g}")
     while gaussian_log_delta(high, epsilon) <= log_delta:
         low, high = high, 2 * high
         if high > 1e9:

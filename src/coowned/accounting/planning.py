@@ -1,10 +1,8 @@
-"""Plans a training: tries mechanisms, bounds and selectors, and finds the noise that each needs for one target."""
+"""Plans a training: tries mechanisms, bounds, selectors and sizes, and finds the noise that each needs for a target."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TypedDict, Unpack
-
-import numpy as np
+from typing import NamedTuple, TypedDict, Unpack
 
 from coowned import validate
 from coowned.accounting import calculators
@@ -21,15 +19,65 @@ from coowned.accounting.choices import (
 )
 from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS, SignalToNoise
 from coowned.accounting.terms import check_terms, delta_warnings, refuse_large_delta
-from coowned.accounting.training_sizes import COPIES, training_sizes
 from coowned.attribution.graph import AttributionGraph
-from coowned.certificate import ContributionCertificate, certify
+from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError, UncertifiableError
-from coowned.mechanism.candidates import TOO_SMALL, Attempt, Candidate, SearchSpace
+from coowned.mechanism.candidates import TOO_SMALL, Attempt, Candidate, LocalPopulation, Population, SearchSpace
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.registry import MECHANISMS, mechanism_class
 from coowned.progress import Progress, counted, reporting
-from coowned.selection.registry import selectors_by_bound
+from coowned.selection.registry import needs_bound_alone, selectors_by_bound
+
+COPIES = 5_000_000  # a budget: whose gradients are computed in a whole training
+_NUMBERS = 5_000_000_000  # the same in numbers, for models that are not linear: copies times parameters
+_FEWEST_COPIES = 20_000
+_STEPS = (200, 500)
+
+
+class TrainingSizes(NamedTuple):
+    """Batch size and number of steps."""
+
+    batch_size: int
+    iterations: int
+
+
+def training_sizes(
+    size: int,
+    *,
+    budget: int = COPIES,
+    batch_size: int | None = None,
+    iterations: int | None = None,
+) -> TrainingSizes:
+    """Returns the sizes of a training on S: what is given is kept.
+
+    Over a whole training, batches of half of S leave nearly as little noise as S whole, at any number of steps: the
+    more copies in a batch, the less noise beside the mean gradient. So batches are as large as the budget allows, up to
+    half of S, with as many of 200 to 500 steps as are left.
+
+    Guarantees:
+      - No batch is larger than S, and what is given is kept.   (test_sizes_fit)
+      - No more copies are drawn than the budget allows, unless a single copy a step does.   (test_sizes_fit)
+
+    >>> training_sizes(3_000), training_sizes(1_000_000)
+    (TrainingSizes(batch_size=1500, iterations=500), TrainingSizes(batch_size=25000, iterations=200))
+    """
+    fewest, most = _STEPS
+    half = max(1, (size + 1) // 2)
+    if iterations is None:
+        iterations = max(fewest, min(most, budget // (batch_size or half)))
+    if batch_size is None:
+        batch_size = max(1, min(half, budget // iterations))
+    return TrainingSizes(batch_size, iterations)
+
+
+def budget_for(num_parameters: int, *, is_linear: bool) -> int:
+    """Returns the copies whose gradients are computed: fewer for large models that are not linear.
+
+    >>> budget_for(16_385, is_linear=True), budget_for(100_000, is_linear=False)
+    (5000000, 50000)
+    """
+    return COPIES if is_linear else max(_FEWEST_COPIES, min(COPIES, _NUMBERS // num_parameters))
+
 
 DEFAULT_SELECTORS = ("greedy", "greedy-with-duplicates", "priced")
 _ALL = "all"  # mechanisms
@@ -51,7 +99,7 @@ class PlanOptions(TypedDict, total=False):
 
 
 def plan(
-    graph: AttributionGraph,
+    graph: AttributionGraph | Population,
     *,
     epsilon: float,
     delta: float,
@@ -107,7 +155,7 @@ def plan(
     else:
         sizes = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
     search = _Search(
-        graph=graph,
+        population=LocalPopulation(graph=graph) if isinstance(graph, AttributionGraph) else graph,
         epsilon=epsilon,
         delta=delta,
         adjacency=adjacency,
@@ -119,13 +167,14 @@ def plan(
     return Plan(choices=tuple(choices), advice=tuple(search.advice(choices)))
 
 
-def default_bounds(graph: AttributionGraph) -> tuple[int, ...]:
+def default_bounds(graph: AttributionGraph | Population) -> tuple[int, ...]:
     """Returns 1, 2, 3, 5, 8, and on by doubling while a tenth of the users have that many examples.
 
     >>> default_bounds(AttributionGraph.from_users_per_example([[0]] * 40))
     (1, 2, 3, 5, 8, 16, 32)
     """
-    many = float(np.quantile(graph.examples_per_user, 0.9)) if graph.num_users else 0.0
+    population = LocalPopulation(graph=graph) if isinstance(graph, AttributionGraph) else graph
+    many = population.quantile_of_examples_per_user(0.9)
     bounds: list[int] = list(_SMALL_BOUNDS)
     while 2 * bounds[-1] <= min(many, _LARGEST_BOUND):
         bounds.append(2 * bounds[-1])
@@ -134,9 +183,9 @@ def default_bounds(graph: AttributionGraph) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Search:
-    """Arguments of `plan`, checked."""
+    """The checked arguments of `plan`."""
 
-    graph: AttributionGraph
+    population: Population
     epsilon: float
     delta: float
     adjacency: str
@@ -163,8 +212,9 @@ class _Search:
         for bound in self.bounds:
             validate.positive(contribution_bounds=bound)
         for word in self.selectors:
-            if word not in (known := selectors_by_bound()):
-                raise InputError(f"A plan cannot try the selector {word!r}; choose from {', '.join(known)}")
+            if not needs_bound_alone(word):
+                known = ", ".join(selectors_by_bound())
+                raise InputError(f"A plan cannot try the selector {word!r}; choose from {known}")
         check_terms(epsilon=self.epsilon, delta=self.delta, adjacency=self.adjacency)
         refuse_large_delta(self.delta, allow_large_delta=self.allow_large_delta)
 
@@ -175,7 +225,7 @@ class _Search:
     @property
     def bounds(self) -> tuple[int, ...]:
         given = self.contribution_bounds
-        return default_bounds(self.graph) if given is None else tuple(given)
+        return default_bounds(self.population) if given is None else tuple(given)
 
     def choices(self, progress: Progress | None) -> list[Choice]:
         """Tries everything, and marks the best."""
@@ -195,19 +245,19 @@ class _Search:
         return mark_best(choices)
 
     def advice(self, choices: Sequence[Choice]) -> Iterator[str]:
-        """Yields what to say of delta, of the best choice and its noise, and of the data."""
-        yield from delta_warnings(self.delta, num_users=int(np.count_nonzero(self.graph.examples_per_user)))
+        """Yields advice on delta, on the best choice and its noise, and on the data."""
+        yield from delta_warnings(self.delta, num_users=self.population.num_attributed_users)
         yield from (choice.why for choice in choices if choice.best)
         yield from advice_on_noise(choices)
-        yield from advice_on_graph(self.graph, max(self.bounds, default=1))
+        yield from advice_on_graph(self.population, max(self.bounds, default=1))
 
     def _attempts(self) -> Iterator[tuple[type[Mechanism], int | None, Attempt]]:
         kinds = [_OPEN] if self.leaves_sizes_open else MECHANISMS
         only = self.mechanism != _ALL
         for size in self.batch_sizes:
-            target = self._target(size, self.graph.num_examples)
+            target = self._target(size, self.population.num_examples)
             space = SearchSpace(
-                graph=self.graph,
+                population=self.population,
                 batch_size=target.batch_size,
                 iterations=target.iterations,
                 contribution_bounds=self.bounds,
@@ -220,7 +270,7 @@ class _Search:
                 yield from ((kind, size, attempt) for attempt in kind.candidates(space))
 
     def _target(self, batch_size: int | None, size: int) -> PlanTarget:
-        """Returns what is aimed at with an S of this size."""
+        """Returns the target for an S of this size."""
         sizes = training_sizes(size, budget=self.budget, batch_size=batch_size, iterations=self.iterations)
         return PlanTarget(
             epsilon=self.epsilon,
@@ -229,12 +279,12 @@ class _Search:
             batch_size=sizes.batch_size,
             iterations=sizes.iterations,
             num_parameters=self.num_parameters,
-            population_mean_users_per_example=self.graph.num_pairs / max(1, self.graph.num_examples),
+            population_mean_users_per_example=self.population.num_pairs / max(1, self.population.num_examples),
         )
 
     def _row(self, kind: type[Mechanism], batch_size: int | None, candidate: Candidate) -> Choice:
         """Returns the row of a candidate, calibrated unless a note says why it cannot be used."""
-        size = self.graph.num_examples if candidate.selected is None else candidate.selected.size
+        size = self.population.num_examples if candidate.selected is None else candidate.selected.size
         target = self._target(batch_size, size)
         row = Choice(
             target=target,
@@ -246,14 +296,13 @@ class _Search:
         )
         if candidate.selected is None:
             return row
-        certificate = certify(self.graph, candidate.selected)
-        copies = np.asarray(candidate.selected.copies, dtype=np.float64)
+        certificate, mean_users = self.population.count(candidate.selected)
         selected = SelectedCounts(
             recounted_bound=certificate.contribution_bound,
             size=certificate.size,
             num_distinct=certificate.num_distinct,
             upper_bound=certificate.origin.upper_bound,
-            mean_users_per_example=float(copies @ self.graph.users_per_example) / max(1, certificate.size),
+            mean_users_per_example=mean_users,
             min_separation=certificate.min_separation,
         )
         bound = candidate.contribution_bound or certificate.contribution_bound

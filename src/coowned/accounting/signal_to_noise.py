@@ -1,4 +1,4 @@
-"""Compares the noise with the gradient, before training and from public numbers alone."""
+"""The noise compared with the gradient, before training and from public numbers alone."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ DEFAULT_PARAMETERS = 100  # of a model that is not known: a small linear one
 
 
 class Outlook(NamedTuple):
-    """What a training may come to, before it begins: "hopeless", "open" or "promising", why, and in a sentence.
+    """The prospects of a training: "hopeless", "open" or "promising", the reason, and a sentence.
 
     >>> Outlook.of(1.0).word, Outlook.of(50.0).word
     ('hopeless', 'promising')
@@ -38,7 +38,7 @@ class Outlook(NamedTuple):
 
 
 def felt_parameters(num_parameters: int, num_scores: int | None) -> int:
-    """Returns how many numbers' noise counts beside what few examples leave unknown.
+    """Returns the effective number of parameters: of those whose noise matters for a prediction.
 
     A linear model's score has only the noise of the example's own features, however many there are: of as many as
     DEFAULT_PARAMETERS, say, where rows share little.
@@ -138,7 +138,7 @@ class SignalToNoise:
         return 1 / math.sqrt(1 / num_distinct + 1 / self.whole_training**2)
 
     def outlook(self, num_distinct: int) -> Outlook:
-        """Returns what training on so many distinct examples may come to, from public numbers alone.
+        """Predicts the usefulness of training on this many distinct examples, from public numbers alone.
 
         Guarantees:
           - More noise, or fewer examples, is never a better outlook.   (test_outlook_follows_the_ratio)

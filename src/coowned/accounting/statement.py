@@ -1,4 +1,4 @@
-"""A guarantee in plain numbered sentences, with what "How to DP-fy ML" (arXiv 2303.00654) asks to be reported."""
+"""A guarantee in numbered sentences, covering what "How to DP-fy ML" (arXiv 2303.00654) asks to be reported."""
 
 import dataclasses
 import decimal
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from coowned.accounting.terms import ADJACENCIES, OTHER_ADJACENCY, UNIT
-from coowned.accounting.tiers import tier_sentences
+from coowned.accounting.tiers import opted_out_examples, tier_sentences
 from coowned.certificate import ContributionCertificate
 from coowned.progress import counted
 
 if TYPE_CHECKING:
-    from coowned.accounting.guarantee import PrivacyGuarantee
+    from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 
 FALSE_ALARMS = 0.01  # of the attack that the plain sentences speak of
 _STRONG, _MODERATE = 0.1, 0.5  # success of that attack, at most; beyond the second the guarantee hides little
@@ -26,7 +26,7 @@ _OTHER_WORLD = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Statement:
-    """What a person is told about a run, in parts that a page can arrange."""
+    """A run's privacy statement, in parts that a page can arrange."""
 
     headline: str  # the claim in one sentence, with everything an epsilon is never shown without; or that there is none
     sentences: tuple[str, ...]  # all of the statement, the headline among the first; `str()` numbers them
@@ -66,6 +66,11 @@ _NOT_PROMISED = (
     "in examples not attributed to them; two users together, who may be in more copies than either alone."
 )
 
+_WORLDS = (
+    "The unit is one person with every example they are part of, in any role. The attribution graph (who is part "
+    "of what) is the same in both worlds compared. The curator sees the data and is trusted with them (central "
+    "model)."
+)
 _SHAPE = (
     "The shape of the model is public. coowned takes it from the configuration (columns, number of features, classes, "
     "sequence length), the declared types of columns, and files (vocabulary, architecture, checkpoint), never from the "
@@ -74,7 +79,7 @@ _SHAPE = (
 
 
 def encoder_sentences(model: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names the public encoder that a model's description has, and what its user declared; empty for most models."""
+    """Describes the public encoder of a model, and what its user declared; empty for most models."""
     digest = model.get("encoder_sha256")
     if not digest:
         return ()
@@ -91,7 +96,7 @@ def encoder_sentences(model: Mapping[str, Any]) -> tuple[str, ...]:
 def make_statement(
     guarantee: "PrivacyGuarantee", *, graph_statistics: bool, model: Mapping[str, Any] | None = None
 ) -> Statement:
-    """The statement of one guarantee.
+    """Returns the statement of one guarantee.
 
     Guarantees:
       - Every number in it is read from the guarantee or its certificate.   (test_numbers_are_the_guarantees)
@@ -118,10 +123,7 @@ def make_statement(
     headline, unprotected = _headline(guarantee), unprotected_sentences(certificate)
     warnings = guarantee.warnings()
     bounds = {} if guarantee.test_run else {name: guarantee.attack_bound(name) for name in ADJACENCIES}
-    protection = {
-        name: "strong" if bound <= _STRONG else "moderate" if bound <= _MODERATE else "little"
-        for name, bound in bounds.items()
-    }
+    protection = {name: _protection(bound) for name, bound in bounds.items()}
     plain = {name: _plain(guarantee, name, bound, protection[name]) for name, bound in bounds.items()}
     epsilons = {
         guarantee.adjacency: guarantee.shown_epsilon,
@@ -132,13 +134,9 @@ def make_statement(
         *_simulated(guarantee),
         headline,
         *warnings,
-        "The unit is one person with every example they are part of, in any role. The attribution graph (who is part "
-        "of what) is the same in both worlds compared. The curator sees the data and is trusted with them (central "
-        "model).",
+        _WORLDS,
         *(f"Under {name} adjacency, epsilon {epsilons[name]}: {plain[name]}" for name in plain),
-        f"Mechanism: {guarantee.mechanism.describe()}; noise multiplier {guarantee.shown_noise_multiplier} in units of "
-        f"one example's clip norm, {counted(guarantee.mechanism.iterations, 'step')}. Gradients are clipped per copy "
-        "and divided by the public batch size.",
+        _mechanism(guarantee),
         f"The training set has {counted(certificate.size, 'copy', 'copies')} of "
         f"{counted(certificate.num_distinct, 'example')}; a recount found nobody in more than "
         f"{counted(certificate.contribution_bound, 'copy', 'copies')}. coowned's selectors never see content; a "
@@ -173,6 +171,18 @@ def make_statement(
         plain=plain,
         protection=protection,
         attack_bounds=bounds,
+    )
+
+
+def _protection(attack_bound: float) -> str:
+    return "strong" if attack_bound <= _STRONG else "moderate" if attack_bound <= _MODERATE else "little"
+
+
+def _mechanism(guarantee: "PrivacyGuarantee") -> str:
+    return (
+        f"Mechanism: {guarantee.mechanism.describe()}; noise multiplier {guarantee.shown_noise_multiplier} in units of "
+        f"one example's clip norm, {counted(guarantee.mechanism.iterations, 'step')}. Gradients are clipped per copy "
+        "and divided by the public batch size."
     )
 
 
@@ -212,7 +222,7 @@ def _released_counts(guarantee: "PrivacyGuarantee") -> str:
 
 
 def _covered(guarantee: "PrivacyGuarantee") -> list[str]:
-    """What a covered evaluation released, and what it cost."""
+    """Describes the release of a covered evaluation, and its cost."""
     found = guarantee.evaluation
     if found is None or guarantee.test_run:
         return []
@@ -222,14 +232,15 @@ def _covered(guarantee: "PrivacyGuarantee") -> list[str]:
         f"{counted(found.size, 'held-out copy', 'held-out copies')}. A recount found nobody in more than "
         f"{counted(found.contribution_bound, 'copy', 'copies')} of them, who may be in the training set, too. "
         "Released are counts with Gaussian noise, rounded and added as integers, of noise multiplier "
-        f"{rounded_down(found.noise_multiplier)} in units of the longest vector that one copy adds."
+        f"{rounded_down(found.noise_multiplier)} in units of the longest vector that one copy adds. Intervals are "
+        "normal (score) intervals at 95% that include sampling and this noise."
         + ("" if without is None else f" Without it, training would have had noise multiplier {rounded_down(without)}.")
         + f" Held-out part: graph {found.graph_digest}, selection {found.selection_digest}."
     ]
 
 
 def _tuning(guarantee: "PrivacyGuarantee") -> list[str]:
-    """What the tuning did, by which theorem it is accounted for, and what about it stays secret."""
+    """Describes the tuning, the theorem that accounts for it, and what about it stays secret."""
     tuning = guarantee.tuning
     if tuning is None or guarantee.test_run:
         return []
@@ -247,7 +258,7 @@ def _tuning(guarantee: "PrivacyGuarantee") -> list[str]:
 
 
 def _plain(guarantee: "PrivacyGuarantee", adjacency: str, attack_bound: float, protection: str) -> str:
-    """What the guarantee means under one adjacency, for people; honest about a large epsilon."""
+    """Explains the guarantee under one adjacency in everyday terms; honest about a large epsilon."""
     person = "any protected person" if guarantee.certificate.num_unprotected_users else "any person"
     learned = {
         "strong": f"someone with the model learns nearly the same about {person} as if",
@@ -281,7 +292,7 @@ EXACT_RELEASE = (
 
 
 def _tiers(guarantee: "PrivacyGuarantee") -> list[str]:
-    """Epsilon by tier, and who opted out; a test run promises nothing to any tier."""
+    """Returns epsilon by tier, and who opted out; a test run promises nothing to any tier."""
     rows = [] if guarantee.test_run else guarantee.by_tier().to_dicts()
     return tier_sentences(guarantee.certificate, rows, rounded_up)
 
@@ -324,11 +335,11 @@ def _levels(guarantee: "PrivacyGuarantee") -> list[str]:
             f"{min(sizes):,} to {max(sizes):,} copies; the worst-off user of a group has epsilon "
             f"{interval(epsilons.min(), epsilons.max())}, the largest in group {largest}."
         )
-    return said
+    return said + opted_out_examples(guarantee.certificate)
 
 
 def by_number_of_copies(levels: pl.DataFrame) -> pl.DataFrame:
-    """Columns copies, users, least and most: epsilon by the number of copies, over all groups that have such users."""
+    """Returns columns copies, users, least and most: epsilon by the number of copies, over all groups."""
     inhabited = pl.when(pl.col("users") > 0).then(pl.col("epsilon"))
     return (
         levels.group_by("copies")
@@ -338,13 +349,13 @@ def by_number_of_copies(levels: pl.DataFrame) -> pl.DataFrame:
 
 
 def interval(least: Any, most: Any) -> str:
-    """Both rounded up; one number where they are the same."""
+    """Formats both rounded up; a single number if they are the same."""
     low, high = rounded_up(least), rounded_up(most)
     return high if low == high else f"{low} to {high}"
 
 
 def _median(levels: pl.DataFrame, total: int) -> str:
-    """The level that half of all users have or better."""
+    """Returns the level that half of all users have or better."""
     reached = levels.sort("epsilon", nulls_last=False).filter(2 * pl.col("users").cum_sum() >= total)["epsilon"]
     if reached.is_empty():
         return ""

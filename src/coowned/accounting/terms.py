@@ -1,4 +1,4 @@
-"""Names what an epsilon is never shown without, and checks what a claim is asked for."""
+"""The terms that always accompany an epsilon, and checks of a requested claim."""
 
 from collections.abc import Mapping
 

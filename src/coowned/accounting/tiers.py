@@ -1,4 +1,4 @@
-"""What people with bounds of their own are promised: an epsilon for each tier under one noise multiplier."""
+"""Guarantees for people with individual bounds: an epsilon for each tier under one noise multiplier."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +8,10 @@ from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.mechanism import Mechanism
 from coowned.progress import counted
-from coowned.tier_counts import CertifiedTiers
 
 
 def copies_of_tiers(certificate: ContributionCertificate, mechanism: Mechanism) -> dict[str, int]:
-    """Returns the most copies of one user that are accounted for, by tier: their bound, or all that anybody has."""
+    """Returns the copies of one user to account for, by tier: the tier's bound, or the most that any user has."""
     tiers = certificate.tiers
     if tiers is None:
         return {}
@@ -59,7 +58,7 @@ def check_met(targets: Mapping[str, float], epsilons: Mapping[str, float | None]
 
 
 def tier_sentences(certificate: ContributionCertificate, rows: list[dict[str, Any]], shown: Any) -> list[str]:
-    """Returns what a statement says of tiers; `rows` have an epsilon and an other_epsilon, written by `shown`."""
+    """Returns a statement's sentences on tiers; `rows` have an epsilon and an other_epsilon, formatted by `shown`."""
     tiers = certificate.tiers
     if tiers is None:
         return []
@@ -67,23 +66,29 @@ def tier_sentences(certificate: ContributionCertificate, rows: list[dict[str, An
         f"{row['tier']!r} (bound {row['contribution_bound']:,}): epsilon {shown(row['epsilon'])}, "
         f"{shown(row['other_epsilon'])} under the other adjacency"
         for row in rows
-        if row["contribution_bound"]
+        if row["epsilon"] is not None
     ]
     sentences = [f"By tier, at the same delta: {'; '.join(parts)}."] if parts else []
     sentences.append(
         "Bounds of single users are assumed to be chosen, like the training set, without looking at content; a bound "
         "that a person is told tells of the policy, not of anybody's content."
     )
-    return sentences + _opted_out(tiers)
+    if tiers.num_opted_out:
+        sentences.append(
+            f"{counted(tiers.num_opted_out, 'user')} opted out (bound 0): no example that they are part of is in the "
+            "training set. Validation and test examples, and the counts of a covered evaluation, may be theirs."
+        )
+    return sentences
 
 
-def _opted_out(tiers: CertifiedTiers) -> list[str]:
-    if not tiers.num_opted_out:
+def opted_out_examples(certificate: ContributionCertificate) -> list[str]:
+    """Returns a sentence on the examples removed with opted-out users, a statistic of perhaps few people."""
+    tiers = certificate.tiers
+    if tiers is None or not tiers.num_opted_out:
         return []
-    examples = counted(tiers.num_examples_opted_out, "example")
     return [
-        f"{counted(tiers.num_opted_out, 'user')} opted out (bound 0): none of the {examples} that they are part of is "
-        "in the training set."
+        "Graph statistic, not protected by this guarantee: users who opted out are part of "
+        f"{counted(tiers.num_examples_opted_out, 'example')}."
     ]
 
 

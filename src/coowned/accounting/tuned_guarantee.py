@@ -5,9 +5,8 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coowned.accounting.guarantee import PrivacyGuarantee
-from coowned.accounting.tuning import NumberOfRuns
-from coowned.accounting.tuning_claim import TunedSetting, TuningClaim
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
+from coowned.accounting.tuning import NumberOfRuns, TuningClaim
 from coowned.errors import UncertifiableError
 
 _CLOSE = 3e-3  # of epsilon: what the search may leave unused
@@ -47,7 +46,7 @@ def tuned_guarantees(
         runs = [claim(alone) for claim in claims]
         tuning = TuningClaim(
             weights=law.weights,
-            settings=tuple(_setting(run, count) for run, count in zip(runs, counts, strict=True)),
+            settings=tuple(run.setting(count) for run, count in zip(runs, counts, strict=True)),
             grid={name: list(values) for name, values in grid.items()},
             untuned_noise_multiplier=untuned,
         )
@@ -61,12 +60,3 @@ def tuned_guarantees(
         aimed = alone * epsilon * (1 - _CLOSE / 2) / found
         alone = aimed if low < aimed < high else (low + high) / 2
     raise UncertifiableError("the search for the noise of the tuning did not settle; use a larger epsilon or delta")
-
-
-def _setting(run: PrivacyGuarantee, count: int) -> TunedSetting:
-    return TunedSetting(
-        count=count,
-        mechanism=run.mechanism.to_dict(),
-        noise_multiplier=run.noise_multiplier,
-        evaluation=run.evaluation,
-    )

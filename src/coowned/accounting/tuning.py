@@ -1,15 +1,20 @@
-"""Bounds what the best of a random number of runs reveals: the privacy of tuning (docs/accounting.md has the proof)."""
+"""Privacy of the best of a random number of runs (docs/accounting.md has the proof)."""
 
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from coowned import validate
+from coowned import codec, validate
+from coowned.accounting.calculators import epsilon_curve
+from coowned.accounting.covered import CoveredRelease
 from coowned.accounting.gaussian import find_root
-from coowned.errors import InputError, UncertifiableError
+from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.mechanism.registry import mechanism_from_dict
 
 Floats = npt.NDArray[np.float64]
 
@@ -24,7 +29,7 @@ _ROUNDING = 1e-9  # of delta: more than all roundings in sums of positive terms
 
 @dataclasses.dataclass(frozen=True)
 class NumberOfRuns:
-    """The law of the number of runs K of a tuning: `weights[k - 1]` is in proportion to the probability of K = k.
+    """The distribution of the number of runs K of a tuning: `weights[k - 1]` is proportional to P(K = k).
 
     Guarantees:
       - It has the mean it was asked for, to a millionth, and ends at four times that.   (test_mean_and_end_of_the_law)
@@ -58,8 +63,8 @@ class NumberOfRuns:
             weights = np.exp(log_ratio * (counts - 1))
             return float((counts * weights).sum() / weights.sum())
 
-        # Uncut, the ratio 1 - 1 / expected has this mean; cut, it has less.
-        root = find_root(lambda x: expected - mean(x), 2 * math.log1p(-1 / expected) - 1, 1.0, absolute=1e-12)
+        # Uncut, the ratio 1 - 1 / expected has this mean; cut, it has less, and the ratio 1 has about twice as much.
+        root = find_root(lambda x: expected - mean(x), 2 * math.log1p(-1 / expected) - 1, 0.0, absolute=1e-12)
         weights = np.exp(root * (counts - 1))
         return cls(tuple(int(weight) for weight in np.rint(_WEIGHT_SUM * weights / weights.sum())))
 
@@ -204,3 +209,110 @@ def _upper_envelope(slopes: Floats, offsets: Floats) -> tuple[Floats, Floats]:
 def _meets_before(first: tuple[float, float], second: tuple[float, float], third: tuple[float, float]) -> bool:
     """True if the third line overtakes the first before the second does: the second is nowhere the largest."""
     return (third[1] - first[1]) * (second[0] - first[0]) <= (second[1] - first[1]) * (third[0] - first[0])
+
+
+_POINTS = 120  # epsilons at which the curve of one run is computed
+_FIRST_LARGEST = 8.0
+_SMALLEST_LARGEST = 0.1
+_ATTACK_POINTS = 40
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TunedSetting:
+    """Settings of the grid that are the same to the accountant.
+
+    Attributes:
+      count: how many settings of the grid these are.
+      mechanism: as a mechanism's `to_dict` gives it.
+      example: the same training as seen by one example of this setting's S, as `to_dict` gives it.
+      noise_multiplier: of their training.
+      evaluation: what their score is; None where it is not covered by noise.
+    """
+
+    count: int
+    mechanism: dict[str, Any]
+    example: dict[str, Any]
+    noise_multiplier: float
+    evaluation: CoveredRelease | None = None
+
+    def __post_init__(self) -> None:
+        validate.positive(count=self.count)
+        validate.positive_number(noise_multiplier=self.noise_multiplier)
+
+    def deltas(self, adjacency: str, epsilons: Sequence[float], *, one_example: bool = False) -> np.ndarray:
+        """Returns upper bounds on delta of one run, (len(epsilons),), for a user or for one example."""
+        drawn, also = self.mechanism, ()
+        if self.evaluation is not None:
+            also = (self.evaluation.example_steps if one_example else self.evaluation.steps,)
+        if one_example:  # as if it were both trained on and held out: one of the two is all that it can be
+            drawn = self.example
+        claim: dict[str, Any] = {"noise_multiplier": self.noise_multiplier, "adjacency": adjacency}
+        return epsilon_curve(mechanism_from_dict(dict(drawn)), **claim, epsilons=epsilons, also=also)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TuningClaim:
+    """The claim that a run is the best of a random number of runs, each with a random setting of a public grid.
+
+    Attributes:
+      weights: of 1, 2, ... runs: what the number of runs was drawn by.
+      settings: all of the grid, those alike together.
+      grid: the values of every key, as they were given.
+      untuned_noise_multiplier: what one run with the settings of the grid's first would have had at the same epsilon.
+
+    Guarantees:
+      - One run of one setting has the epsilon it has alone.   (test_a_tuning_of_one_run)
+      - A guarantee whose run is not of the grid is refused.   (test_a_run_outside_of_the_grid_is_refused)
+    """
+
+    weights: tuple[int, ...]
+    settings: tuple[TunedSetting, ...]
+    grid: dict[str, list[Any]]
+    untuned_noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        if sum(setting.count for setting in self.settings) != math.prod(len(values) for values in self.grid.values()):
+            raise InputError("a tuning needs every setting of its grid")
+
+    @property
+    def law(self) -> NumberOfRuns:
+        return NumberOfRuns(self.weights)
+
+    @property
+    def grid_size(self) -> int:
+        return sum(setting.count for setting in self.settings)
+
+    def check_member(self, run: TunedSetting) -> None:
+        """Raises CertificateMismatchError unless some settings of the grid are those of this run."""
+        known = (dataclasses.replace(setting, count=run.count) for setting in self.settings)
+        if codec.checksum(run) not in map(codec.checksum, known):  # what was read back has lists for tuples
+            raise CertificateMismatchError("the run is not one of the tuning's grid; tune again")
+
+    def epsilon(self, delta: float, adjacency: str, *, one_example: bool = False) -> float:
+        """Returns the epsilon, for a user or for one example, of releasing the best run with its score and setting."""
+        largest = _FIRST_LARGEST
+        while True:
+            try:
+                found = tuned_epsilon(self._profile(adjacency, largest, one_example), self.law, delta)
+            except UncertifiableError:
+                if largest > LARGEST_EPSILON:
+                    raise
+                found = math.inf
+            if 0.7 * largest <= found <= largest or found < _SMALLEST_LARGEST:
+                return found
+            # Beyond its last epsilon a curve is flat, and the bound loose; with a last one far off, it is coarse.
+            largest = max(1.1 * found, _SMALLEST_LARGEST) if found < largest else 3 * largest
+
+    def attack_bound(self, adjacency: str, *, false_alarms: float, largest: float) -> float:
+        """Bounds the success of any attack on the release, by the curve up to epsilon `largest`."""
+        profile = self._profile(adjacency, max(largest, 1e-3))
+        points = np.linspace(0.0, float(profile.epsilons[-1]), _ATTACK_POINTS)
+        bounds = [math.exp(point) * false_alarms + tuned_delta(profile, self.law, point) for point in points.tolist()]
+        return min(1.0, *bounds)
+
+    def _profile(self, adjacency: str, largest: float, one_example: bool = False) -> PrivacyProfile:
+        """Returns the curve of one run: the mean over settings, since the setting is drawn and released."""
+        epsilons = np.linspace(0.0, largest, _POINTS)
+        asked: dict[str, Any] = {"epsilons": epsilons.tolist(), "one_example": one_example}
+        deltas = sum(setting.count * setting.deltas(adjacency, **asked) for setting in self.settings)
+        return PrivacyProfile(epsilons=epsilons, deltas=np.asarray(deltas / self.grid_size))

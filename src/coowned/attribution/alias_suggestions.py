@@ -1,4 +1,4 @@
-"""Suggests which keys may belong to one person, from metadata alone, as an alias file for a person to review.
+"""Suggestions of keys that may belong to one person, from metadata alone, as an alias file to review by hand.
 
 A merge that is missed breaks privacy: each key is bounded separately, and the person is in more examples than the
 guarantee says. A wrong merge costs only data: two people share one bound. When in doubt, keep a proposal.
@@ -53,7 +53,7 @@ _IMPERSONAL = frozenset(
 def suggest_aliases(
     examples: AttributedExamples, *, names: Mapping[str, Iterable[str]] | None = None, threshold: float = 0.85
 ) -> pl.DataFrame:
-    """Proposes keys that may be one person: key, user, score, and what a wrong decision costs.
+    """Suggests pairs of keys that may be one person: key, user, score, and the cost of a wrong decision either way.
 
     Every key is compared with those that share a word of their address or name, or that look like it (a Cyrillic о in
     bоb@x.org); it is proposed as an alias of the most
@@ -107,7 +107,7 @@ def suggest_aliases(
 
 
 class _Person(NamedTuple):
-    """What identifies a user."""
+    """The key, digits and names by which a user is compared with others."""
 
     looks: str  # the key in Latin letters that look like its own
     number: str  # the digits of the key
@@ -119,7 +119,7 @@ class _Person(NamedTuple):
         return self.names | ({self.own} if self.own else set())
 
     def blocks(self) -> Iterator[str]:
-        """What others must share to be compared at all: how the key looks, or a word."""
+        """Yields the blocking keys: only users who share one (the look of the key, or a word) are compared."""
         yield f"{self.looks} (all of it)"
         for words in self.known_as:
             yield from (word for word in words if len(word) >= _SHORTEST_WORD)
@@ -137,7 +137,7 @@ class _Person(NamedTuple):
 
 
 def look_of(key: str) -> str:
-    """The key with Latin letters for all that look like one; equal for keys that a reader may confuse.
+    """Returns the key with lookalike characters replaced by Latin letters; equal for keys that a reader may confuse.
 
     >>> look_of("b\u043eb@x.org") == look_of("bob@x.org") != look_of("ann@x.org")
     True
@@ -162,7 +162,7 @@ def _people(keys: list[str], names: list[set[str]]) -> list[_Person]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _shortened(words: tuple[str, ...]) -> frozenset[str]:
-    """How a person with these names may write them in an address: bobstone, stonebob, bstone, bobs, ..."""
+    """Returns the ways to write a person's names in an address: bobstone, stonebob, bstone, bobs, ..."""
     if len(words) == 1:
         return frozenset(words if len(words[0]) >= _SHORTEST_WORD else ())
     pairs = itertools.permutations(words, 2)
@@ -181,7 +181,7 @@ def _similarity(one: tuple[str, ...], other: tuple[str, ...]) -> float:
 
 
 def _names(examples: AttributedExamples, known: Mapping[str, Iterable[str]]) -> list[set[str]]:
-    """The names of each user: those given, and those next to an address in the data ("Bob Stone <bob@x.org>")."""
+    """Returns the names of each user: those given, and those beside an address in the data ("Bob <bob@x.org>")."""
     mapping = examples.user_mapping
     found = [set(known.get(key, ())) for key in mapping.user_keys.to_pylist()]
     for row in np.flatnonzero(np.diff(mapping.indptr) == 1):
@@ -192,7 +192,7 @@ def _names(examples: AttributedExamples, known: Mapping[str, Iterable[str]]) -> 
 
 
 def _candidates(people: list[_Person]) -> set[tuple[int, int]]:
-    """Pairs of users that share a word."""
+    """Returns pairs of users that share a blocking key which is not too common."""
     blocks: dict[str, list[int]] = collections.defaultdict(list)
     for user, person in enumerate(people):
         for word in set(person.blocks()):
@@ -202,7 +202,7 @@ def _candidates(people: list[_Person]) -> set[tuple[int, int]]:
 
 
 def _costs(graph: AttributionGraph, one: int, other: int) -> tuple[int, int]:
-    """At most so many examples are lost by a wrong merge, and exposed by a missed one."""
+    """Returns upper bounds on the examples that a wrong merge would lose, and that a missed merge would expose."""
     indptr, by_user = graph.by_user
     own, theirs = (by_user[indptr[user] : indptr[user + 1]] for user in (one, other))
     smaller = min(len(own), len(theirs))

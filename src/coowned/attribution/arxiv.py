@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import pyarrow as pa
 
-from coowned.attribution.examples import AttributedExamples, ExampleBuilder, valid_text
+from coowned.attribution.examples import AttributedExamples, ExampleBuilder, Origin, valid_text
 from coowned.attribution.identifiers import one_line
-from coowned.attribution.mail_boxes import read_head
 from coowned.attribution.options import SUFFIXES
 from coowned.attribution.table_files import files_of, lines_of
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
+from coowned.files import read_head
 from coowned.progress import Progress
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _PAYLOAD = pa.schema([(name, pa.large_string()) for name in ("id", "title", "abs
 
 
 class _Paper(msgspec.Struct):
-    """What is read of a line: metadata, which are checked, and texts, which may be anything."""
+    """The fields read from a line: metadata, which is validated, and texts, which may have any type."""
 
     id: str
     authors_parsed: list[Annotated[list[str], msgspec.Meta(min_length=1)]]  # [last, first, suffix]
@@ -40,7 +40,7 @@ def read_arxiv(
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
 ) -> AttributedExamples:
-    """Papers attributed to all their authors, from the metadata snapshot (`authors_parsed`), abstracts as payload.
+    """Reads papers attributed to all their authors from the metadata snapshot (`authors_parsed`), abstracts as payload.
 
     Names are not people: namesakes merge, which is safe, and one author under two names splits, which is not;
     `UserKeyRules.authors(initials=True)` merges more.
@@ -58,8 +58,7 @@ def read_arxiv(
     return builder.attribute(
         user_keys=user_keys or UserKeyRules.authors(),
         aliases=aliases,
-        columns_read=("id", "authors_parsed"),
-        location=str(path),
+        origin=Origin(str(path), ("id", "authors_parsed")),
     )
 
 
@@ -81,13 +80,13 @@ def _papers(path: str | os.PathLike[str]) -> Iterator[_Paper]:
 
 
 def read_source(kind: str, source: "DataSource", progress: Progress | None) -> AttributedExamples:
-    """What a `DataSource` of this format describes."""
+    """Reads a `DataSource` of this format."""
     del kind, progress
     return read_arxiv(source.path, aliases=source.aliases)
 
 
 def recognizes(kind: str, path: Path) -> bool:
-    """Whether the first line of a file is a paper with its authors."""
+    """Returns whether the first line of a file is a paper with its authors."""
     del kind
     if not path.is_file():
         return False

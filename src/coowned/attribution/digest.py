@@ -33,7 +33,7 @@ _ROWS_PER_TASK = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class RowSums:
-    """The sum of the hashes of some rows, and how many they are.
+    """A sum of row hashes, and the number of rows.
 
     Guarantees:
       - Merging the sums of any partition of a set gives the sums of the set.   (test_digest_can_be_merged)
@@ -53,20 +53,20 @@ class RowSums:
 
 
 def finish(kind: str, *parts: RowSums) -> str:
-    """The digest, 64 hexadecimal digits, of something made of these sets of rows."""
+    """Returns the digest (64 hexadecimal digits) of an object of this kind made of these sets of rows."""
     lines = [f"coowned {kind} {VERSION}"]
     lines += [f"{part.count} {' '.join(str(lane) for lane in part.lanes)}" for part in parts]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def sum_rows(word: str, numbers: np.ndarray, rows: np.ndarray, ids: Texts) -> RowSums:
-    """Sums the rows "word: n1: n2: … id"; numbers (entries, columns) int64, rows (entries,) says which id."""
+    """Sums the hashes of rows "word: n1: n2: … id"; numbers (entries, columns) int64, rows (entries,) indexes ids."""
     prefix = np.frombuffer(f"{word}:".encode(), dtype=np.uint8)
     return _sum_in_parallel(lambda begin, end: kernels.hash_rows(prefix, numbers, ids, rows, begin, end), len(rows))
 
 
 def sum_examples(indptr: np.ndarray, users: np.ndarray, ids: Texts, keys: Texts) -> RowSums:
-    """Sums the rows "example: length: id length: key …" of every example of a graph in compressed rows."""
+    """Sums the hashes of rows "example: length: id length: key …", one per example of a graph in compressed rows."""
     prefix = np.frombuffer(b"example:", dtype=np.uint8)
     return _sum_in_parallel(
         lambda begin, end: kernels.hash_examples(prefix, indptr, users, ids, keys, begin, end), len(indptr) - 1

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from array import array
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -36,10 +36,21 @@ _MISSING = ["nan", "none", "null", "na", "n/a", "#n/a", "nil", "undefined", "<na
 
 
 class HasCopies(Protocol):
-    """Anything with a number of copies per example."""
+    """An object with a number of copies per example."""
 
     @property
     def copies(self) -> np.ndarray: ...
+
+
+class Content(Protocol):
+    """Content that is read separately from ids and users."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    def pieces(self, examples: np.ndarray) -> Iterator[tuple[np.ndarray, pa.Table]]:
+        """Yields (indices into `examples`, table of their content), each example once."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,11 +75,28 @@ class AttributedExamples:
     user_mapping: UserMapping
     key_rules: UserKeyRules
     notes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    content: Content | None = None  # where content was not read: `payload` then has no more than ids and users
 
     def __repr__(self) -> str:
         graph = self.graph
         counts = f"num_examples={graph.num_examples}, num_users={graph.num_users}, num_pairs={graph.num_pairs}"
-        return f"AttributedExamples({counts}, columns={self.payload.column_names})"
+        return f"AttributedExamples({counts}, columns={self.schema.names})"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the content, whether it was read or not."""
+        return self.payload.schema if self.content is None else self.content.schema
+
+    def pieces(self, examples: np.ndarray) -> Iterator[tuple[np.ndarray, pa.Table]]:
+        """Yields (indices into `examples`, table of their content), in one piece if content is in memory.
+
+        Guarantees:
+          - They are the rows that reading everything gives.   (test_pieces_are_the_rows)
+        """
+        if self.content is None:
+            yield np.arange(len(examples)), self.payload.take(pa.array(examples))
+        else:
+            yield from self.content.pieces(examples)
 
     @property
     def ids(self) -> pa.Array:
@@ -81,7 +109,7 @@ class AttributedExamples:
         return self.user_mapping.user_keys
 
     def without_users(self, keys: Iterable[Any]) -> "AttributedExamples":
-        """Takes people out of the attribution: they are no longer protected; their number travels on, never their keys.
+        """Removes users from the attribution: they are no longer protected, and are counted but never named.
 
         Keys are read by the same rules as the data. A key that nobody in the data has is an error: the list may be of
         other data, or misspelled. Choose the list without looking at content.
@@ -99,7 +127,7 @@ class AttributedExamples:
 
 
 def refuse_unknown_keys(unknown: Sequence[str]) -> None:
-    """Refuses a list of unprotected users with keys that the data do not have."""
+    """Raises InputError if a list of unprotected users has keys that are not in the data."""
     if unknown:
         count = "1 unprotected key is" if len(unknown) == 1 else f"{len(unknown):,} unprotected keys are"
         raise InputError(
@@ -109,7 +137,7 @@ def refuse_unknown_keys(unknown: Sequence[str]) -> None:
 
 
 def take(examples: AttributedExamples, selection: HasCopies) -> pa.Table:
-    """The selected rows, in input order, with their number of copies in a `copies` column.
+    """Returns the selected rows, in input order, with their number of copies in a `copies` column.
 
     Example:
       >>> from coowned import Greedy, from_table
@@ -139,7 +167,7 @@ def _same_ids(one: AttributionGraph, other: AttributionGraph) -> bool:
 
 
 class Mentions(NamedTuple):
-    """Who is named in each row, as found: every spelling is stored once."""
+    """The user spellings of each row as found; every spelling is stored once."""
 
     indptr: np.ndarray  # (rows + 1,) int64
     codes: np.ndarray  # (entries,) index into spellings
@@ -147,7 +175,7 @@ class Mentions(NamedTuple):
 
 
 def valid_text(value: object) -> str:
-    """A text with half surrogate pairs, which JSON can hold, as question marks; "" for what is no text.
+    """Replaces lone surrogates, which JSON can hold, by question marks; returns "" for a value that is not text.
 
     >>> valid_text("a\\ud800b"), valid_text(["no text"])
     ('a?b', '')
@@ -156,7 +184,7 @@ def valid_text(value: object) -> str:
 
 
 class MentionsBuilder:
-    """Collects who is named in each row."""
+    """A builder of `Mentions`, one row at a time."""
 
     def __init__(self) -> None:
         self._spellings: dict[str, int] = {}  # with the code of each
@@ -167,7 +195,7 @@ class MentionsBuilder:
         return self._spellings.setdefault(spelling, len(self._spellings))
 
     def add_mentions(self, codes: Collection[int]) -> None:
-        """Adds what the next row names, by code."""
+        """Adds the spellings of the next row, by code."""
         self._counts.append(len(codes))
         self._codes.extend(codes)
 
@@ -178,7 +206,7 @@ class MentionsBuilder:
 
 
 class ExampleBuilder(MentionsBuilder):
-    """Collects examples one at a time as Arrow columns, so that a large source is never held as Python objects.
+    """A builder of examples as Arrow columns, so that a large source is never held as Python objects.
 
     Every row has its values (`add_row`) and its users (`add_mentions`), both in row order; users may come later.
     """
@@ -187,22 +215,31 @@ class ExampleBuilder(MentionsBuilder):
         super().__init__()
         self._schema = pa.schema([("", pa.large_string()), *schema])  # the id first
         self._batches: list[pa.RecordBatch] = []
+        self._num_rows = 0
         self._start_batch()
 
     def add_row(self, example_id: str, *values: Any, characters: int = 0) -> None:
         """Adds the id and the payload of one row; characters: about how many they have together."""
         for column, value in zip(self._rows, (example_id, *values), strict=True):
             column.append(value)
+        self._num_rows += 1
         self._characters += characters + 100
         if self._characters >= _BATCH_CHARACTERS:
             self._end_batch()
 
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def payload(self) -> pa.Table:
+        """Returns the rows added so far, without their ids."""
+        return self._table().remove_column(0)
+
     def ids(self) -> pa.ChunkedArray:
-        """(rows,) of all rows added so far."""
+        """Returns the (rows,) ids added so far."""
         return self._table().column(0)
 
     def attribute(self, mentions: Mentions | None = None, **settings: Any) -> "AttributedExamples":
-        """`attribute` of all rows, by default with the users that were added."""
+        """Calls `attribute` on all rows, by default with the users that were added."""
         table = self._table()
         return attribute(
             mentions or self.mentions(), example_ids=table.column(0), payload=table.remove_column(0), **settings
@@ -223,6 +260,18 @@ class ExampleBuilder(MentionsBuilder):
         return pa.Table.from_batches(self._batches, self._schema)
 
 
+class Origin(NamedTuple):
+    """The source of some examples, and the notes its reader made."""
+
+    location: str | Location = ""  # what to call the source in errors
+    columns_read: Sequence[str] = ()  # that ids and users were derived from
+    notes: Mapping[str, int] | None = None  # counts that the reader reports
+    repeats: str = "repeated_rows"  # the name of the note that counts rows which repeat an id; empty for no note
+
+
+_UNKNOWN = Origin()
+
+
 def attribute(
     users: pa.Array | pa.ChunkedArray | Mentions,
     *,
@@ -230,11 +279,8 @@ def attribute(
     payload: pa.Table,
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
-    columns_read: Sequence[str] = (),
-    notes: Mapping[str, int] | None = None,
     addresses: bool | None = False,
-    repeats: str = "repeated_rows",
-    location: str | Location = "",
+    origin: Origin = _UNKNOWN,
 ) -> AttributedExamples:
     """Builds attributed examples from the raw user spellings of each row.
 
@@ -246,15 +292,12 @@ def attribute(
       payload: the content, one row per example.
       user_keys: the rules that make keys of spellings; None for the default ones.
       aliases: an `Aliases`, or the path of its CSV file.
-      columns_read: the columns that ids and users were derived from.
-      notes: counts that the reader reports.
       addresses: read each spelling that has an @ as an address header, which may name several people; None: it is not
         known whether one does, and a user with two addresses is an error. With False that is one user.
-      repeats: the name of the note that counts rows which repeat an id, if there are any; empty for no note.
-      location: what to call the source in errors.
+      origin: where they were read from.
     """
-    rules = user_keys or UserKeyRules()
-    where = location if isinstance(location, Location) else Location(location)
+    rules, columns_read = user_keys or UserKeyRules(), origin.columns_read
+    where = origin.location if isinstance(origin.location, Location) else Location(origin.location)
     column = f"column {columns_read[-1]!r}" if len(columns_read) else "users"
     mentions = users if isinstance(users, Mentions) else encode(users, where=where, column=column)
     indptr, codes, spellings = mentions
@@ -285,7 +328,7 @@ def attribute(
         )
     name = f"{where}{'example_ids' if len(columns_read) < 2 else f'column {columns_read[0]!r}'}"
     ids = as_identifiers(example_ids, name=name, length=payload.num_rows, row_name=where.row, unique=False)
-    found = {**(notes or {}), **_doubtful_keys(user_names, rules)}
+    found = {**(origin.notes or {}), **_doubtful_keys(user_names, rules)}
     if unused := _unused_aliases(keys, known, rules):
         found["aliases_that_match_no_user"] = unused
     if ids is not None and pl.Series(ids).n_unique() < len(ids):
@@ -294,7 +337,7 @@ def attribute(
         if len(empty) > 1:
             raise InputError(f"{name} is empty at {where.row(empty[0])} and {where.row(empty[1])}; give each row an id")
         ids, indptr, codes, payload = _merge_copies(ids, indptr, codes, payload)
-        found |= {repeats: rows - len(ids)} if repeats else {}
+        found |= {origin.repeats: rows - len(ids)} if origin.repeats else {}
     if len(spelling_users) == len(spellings) == len(keys):
         labels = spelling_users[codes]
     else:
@@ -306,12 +349,12 @@ def attribute(
 
 
 def read_aliases(aliases: Aliases | str | os.PathLike[str] | None) -> Aliases | None:
-    """Aliases as they are, or read from their file."""
+    """Returns the aliases, read from their file if given as a path."""
     return Aliases.read(Path(aliases)) if isinstance(aliases, (str, os.PathLike)) else aliases
 
 
 def unify(entries: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
-    """Factorizes text or integers: the (entries,) code of each, and the (codes,) large_string of each code."""
+    """Factorizes text or integers: returns the (entries,) codes and the large_string value of each code."""
     chunked = entries if isinstance(entries, pa.ChunkedArray) else pa.chunked_array([entries])
     if pa.types.is_null(chunked.type):  # every list is empty
         chunked = chunked.cast(pa.large_string())
@@ -349,7 +392,7 @@ def encode(users: pa.Array | pa.ChunkedArray, *, where: Location, column: str) -
 def _merge_copies(
     ids: pa.Array, indptr: np.ndarray, codes: np.ndarray, payload: pa.Table
 ) -> tuple[pa.Array, np.ndarray, np.ndarray, pa.Table]:
-    """One row for each id, in the order they first appear: the users of all its rows, the payload of the first."""
+    """Merges rows with the same id, in order of first appearance: the users of all rows, the payload of the first."""
     encoded = ids.dictionary_encode()
     example = np.asarray(encoded.indices)  # (rows,)
     is_first = np.zeros(len(ids), dtype=bool)
@@ -361,7 +404,7 @@ def _merge_copies(
 def _number_keys(
     keys: pl.Series, aliases: Aliases | None, rules: UserKeyRules
 ) -> tuple[np.ndarray, np.ndarray, pa.Array]:
-    """The users of each spelling, as compressed rows of labels, and the (users,) keys."""
+    """Returns the users of each spelling, as compressed rows of labels, and the (users,) keys."""
     if aliases is None:
         encoded = keys.to_arrow().cast(pa.large_string()).dictionary_encode()
         return np.arange(len(keys) + 1), np.asarray(encoded.indices), encoded.dictionary
@@ -373,7 +416,7 @@ def _number_keys(
 
 
 def _unused_aliases(keys: pl.Series, aliases: Aliases | None, rules: UserKeyRules) -> int:
-    """How many aliases have a key that neither the data nor another alias have: perhaps misspelled ones."""
+    """Counts the aliases whose key is neither in the data nor in another alias, and so perhaps misspelled."""
     if aliases is None:
         return 0
     of_others = [user for key, users in aliases.users_of.items() for user in users if user != key]
@@ -383,7 +426,7 @@ def _unused_aliases(keys: pl.Series, aliases: Aliases | None, rules: UserKeyRule
 
 
 def _doubtful_keys(keys: pl.Series, rules: UserKeyRules) -> dict[str, int]:
-    """Counts of keys to review: they may not be people, or may be duplicates of one person."""
+    """Counts keys to review: they may not be people, or may be duplicates of one person."""
     missing = int(keys.is_in(_MISSING).sum())
     decimals = keys.filter(keys.str.contains(r"^\d+\.0+$"))
     numbers = int(among(decimals.str.replace(r"\.0+$", ""), keys).sum()) if len(decimals) else 0
@@ -398,6 +441,6 @@ def _doubtful_keys(keys: pl.Series, rules: UserKeyRules) -> dict[str, int]:
 def _expand(
     indptr: np.ndarray, codes: np.ndarray, spelling_indptr: np.ndarray, spelling_users: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Replaces the address of a list by its members."""
+    """Replaces each spelling by its users: the address of a list by its members."""
     ends, users = kernels.take_rows(spelling_indptr, spelling_users, codes)
     return ends[indptr], users

@@ -15,9 +15,22 @@ from coowned.attribution.identifiers import as_identifiers, type_of_ids, utf8_bu
 from coowned.errors import InputError
 
 
+@dataclasses.dataclass(frozen=True)
+class Absent:
+    """Examples that belong to a graph but are not in memory: only their digest and their number are known.
+
+    Attributes:
+      examples: sums of their hashes.
+      users: how many users are in none of the examples in memory.
+    """
+
+    examples: digests.RowSums = dataclasses.field(default_factory=digests.RowSums)
+    users: int = 0
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class AttributionGraph:
-    """A fixed hypergraph: its examples are the hyperedges, its users the nodes.
+    """A fixed hypergraph whose hyperedges are the examples and whose nodes are the users.
 
     Arrays are stored by example in compressed rows, and by user on first use. They are read-only views;
     `from_csr` keeps the caller's memory where it can, so the caller must not write to it afterwards.
@@ -51,6 +64,7 @@ class AttributionGraph:
     columns_read: tuple[str, ...] = ()
     num_unprotected_users: int = 0
     id_type: pa.DataType | None = None  # of the ids in the input, which `ids_of` gives back
+    absent: Absent = dataclasses.field(default_factory=Absent)  # of a graph read from shards
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "indptr", read_only(self.indptr))
@@ -68,7 +82,7 @@ class AttributionGraph:
         columns_read: Sequence[str] = (),
         num_unprotected_users: int = 0,
     ) -> "AttributionGraph":
-        """From compressed rows: the users of example i are users[indptr[i]:indptr[i + 1]]."""
+        """Builds a graph from compressed rows: the users of example i are users[indptr[i]:indptr[i + 1]]."""
         validate.integer(at_least=0, num_users=num_users)
         indptr = _integers(indptr, "indptr").astype(np.int64, copy=False)
         users = _integers(users, "users")
@@ -107,7 +121,7 @@ class AttributionGraph:
         example_ids: Any = None,
         user_keys: Any = None,
     ) -> "AttributionGraph":
-        """From two arrays of equal length: example[j] belongs to user[j]."""
+        """Builds a graph from two arrays of equal length: example[j] belongs to user[j]."""
         validate.integer(at_least=0, num_examples=num_examples, num_users=num_users)
         example, user = _integers(example, "example"), _integers(user, "user")
         validate.same_length(len(example), user=user)
@@ -129,7 +143,7 @@ class AttributionGraph:
         example_ids: Any = None,
         user_keys: Any = None,
     ) -> "AttributionGraph":
-        """From one list of user integers per example; num_users defaults to the largest plus one."""
+        """Builds a graph from one list of user integers per example; num_users defaults to the largest plus one."""
         rows = [list(row) for row in users_per_example]
         users = _integers([user for row in rows for user in row], "users_per_example")
         indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]).astype(np.int64)
@@ -170,17 +184,20 @@ class AttributionGraph:
 
     @functools.cached_property
     def digest(self) -> str:
-        """64 hexadecimal digits that name the ids and the set of (example id, user key) pairs, on every platform."""
+        """64 hexadecimal digits that identify the ids and the set of (example id, user key) pairs, on any platform."""
         return digests.finish("graph", self.digest_sums())
 
     def digest_sums(self) -> digests.RowSums:
-        """The mergeable sums behind `digest`; those of parts of a graph, divided by example, add up."""
+        """Returns the mergeable sums behind `digest`; the sums of the parts of a graph, split by example, add up."""
         ids = digests.Texts(*utf8_buffers(self.example_ids, length=self.num_examples))
         keys = digests.Texts(*utf8_buffers(self.user_keys, length=self.num_users))
-        return digests.sum_examples(self.indptr, self.users, ids, keys)
+        return digests.sum_examples(self.indptr, self.users, ids, keys).merge(self.absent.examples)
 
     def subgraph(self, examples: Any) -> "AttributionGraph":
-        """The same users with only these examples, in the order given; ids and keys stay with their rows."""
+        """Returns the graph of these examples only, in this order; users, ids and keys stay the same.
+
+        Examples that are not in memory are not in it.
+        """
         rows = np.asarray(examples)
         if rows.dtype == bool:
             validate.same_length(self.num_examples, examples=rows)
@@ -190,10 +207,11 @@ class AttributionGraph:
             raise InputError("examples must not repeat; a subgraph contains each example once")
         indptr, users = kernels.take_rows(self.indptr, self.users, rows)
         ids = pa.array(rows.astype(np.int64)) if self.example_ids is None else self.example_ids.take(pa.array(rows))
-        return dataclasses.replace(self, indptr=indptr, users=users, example_ids=ids)
+        absent = Absent(users=self.absent.users)
+        return dataclasses.replace(self, indptr=indptr, users=users, example_ids=ids, absent=absent)
 
     def without_users(self, users: Any) -> "AttributionGraph":
-        """Removes users from the attribution: they are no longer protected, and are counted, not named.
+        """Removes users from the attribution: they are no longer protected, and are counted but not named.
 
         The list must be chosen without looking at the content of examples.
         """
@@ -212,7 +230,7 @@ class AttributionGraph:
         )
 
     def ids_of(self, examples: Any) -> pa.Array:
-        """The ids of these examples, in the type of the input."""
+        """Returns the ids of these examples, in the type of the input."""
         rows = pa.array(np.asarray(examples, dtype=np.int64))
         if self.example_ids is None:
             return rows
@@ -221,14 +239,14 @@ class AttributionGraph:
 
 
 def drop_users(indptr: np.ndarray, users: np.ndarray, stays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compressed rows with only the users for which stays (num_users,) is true, numbered anew."""
+    """Keeps only the users for which stays (num_users,) is true in compressed rows, and renumbers them."""
     kept = stays[users]
     before = np.concatenate([[0], np.cumsum(kept)])
     return before[indptr], (np.cumsum(stays) - 1)[users[kept]].astype(users.dtype)
 
 
 def indices(values: Any, name: str, count: int) -> np.ndarray:
-    """A one-dimensional array of integers in 0..count - 1; anything else is refused."""
+    """Converts values to a one-dimensional array of integers in 0..count - 1; raises InputError for anything else."""
     array = _integers(values, name)
     if array.size and (array.min() < 0 or array.max() >= count):
         wrong = int(np.flatnonzero((array < 0) | (array >= count))[0])
@@ -257,7 +275,7 @@ def _integers(values: Any, name: str) -> np.ndarray:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """A view of the array that cannot be written to."""
+    """Returns a read-only view of the array."""
     view = array.view()
     view.flags.writeable = False
     return view

@@ -41,7 +41,7 @@ class Location:
         return f"{self.name}: " if self.name else ""
 
     def row(self, number: int) -> str:
-        """Row `number` of the source, counted from 0 in its own file."""
+        """Returns the name of row `number` of the source, counted from 0 in its own file."""
         if len(self.files) < 2:
             return f"row {number}"
         file = bisect.bisect_right(self.first_rows, number) - 1
@@ -80,7 +80,7 @@ def as_identifiers(
 
 
 def type_of_ids(values: Any) -> pa.DataType | None:
-    """The Arrow type that ids came in, where it is one of text or integers; None for lists and the index."""
+    """Returns the Arrow type of ids that came as text or integers in Arrow; None for lists and the index."""
     kind = None
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         kind = values.type
@@ -94,7 +94,7 @@ def type_of_ids(values: Any) -> pa.DataType | None:
 
 
 def text_or_integers(values: Any, *, name: str) -> pa.Array:
-    """Any array-like of integers or text as one int64 or large_string Arrow array."""
+    """Converts any array-like of integers or text to one int64 or large_string Arrow array."""
     array = _to_arrow(values, name=name)
     kind = array.type
     if pa.types.is_integer(kind):
@@ -113,7 +113,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def utf8_buffers(array: pa.Array | None, *, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The UTF-8 of str(entry) of every entry, end to end: (length + 1,) int64 offsets and the (bytes,) uint8."""
+    """Returns str(entry) of all entries as concatenated UTF-8: (length + 1,) int64 offsets and the (bytes,) uint8."""
     values: Any = pa.array(np.arange(length, dtype=np.int64)) if array is None else array
     text = values if pa.types.is_large_string(values.type) else pc.cast(values, pa.large_string())
     if len(text) == 0:  # such an array may have no buffers at all
@@ -125,12 +125,12 @@ def utf8_buffers(array: pa.Array | None, *, length: int) -> tuple[np.ndarray, np
 
 
 def first_true(mask: Any) -> int:
-    """The index of the first true entry of an Arrow or numpy mask that has one."""
+    """Returns the index of the first true entry of an Arrow or numpy mask that has one."""
     return int(np.flatnonzero(np.asarray(mask))[0])
 
 
 def check_valid(array: pa.Array | pa.ChunkedArray, name: str) -> None:
-    """Refuses an Arrow array that breaks Arrow's own rules, above all text that is not UTF-8.
+    """Raises InputError for an Arrow array that breaks Arrow's own rules, above all text that is not UTF-8.
 
     Files and foreign memory can contain such arrays, and later code does not check again.
     """
@@ -150,12 +150,12 @@ def one_line(error: object) -> str:
 
 
 def _first_invalid(array: pa.Array) -> int:
-    """The first row of an array that is known to be invalid."""
+    """Returns the first row of an array that makes it invalid."""
     return bisect.bisect_left(range(len(array)), True, key=lambda row: not is_valid(array.slice(0, row + 1)))
 
 
 def is_valid(part: pa.Array | pa.ChunkedArray) -> bool:
-    """Whether an array keeps Arrow's own rules; its text is then UTF-8."""
+    """Returns whether an array is valid for Arrow; its text is then UTF-8."""
     try:
         if pa.types.is_list(part.type) or pa.types.is_large_list(part.type):
             part.validate()
@@ -179,7 +179,10 @@ def _to_arrow(values: Any, *, name: str) -> pa.Array:
         return pa.array(values.astype(values.dtype.newbyteorder("="), copy=False))
     if isinstance(values, (str, bytes)):
         raise InputError(f"{name} must be a list of ids, not one {type(values).__name__}")
-    listed = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    return _listed_to_arrow(values.tolist() if isinstance(values, np.ndarray) else list(values), name=name)
+
+
+def _listed_to_arrow(listed: list[Any], *, name: str) -> pa.Array:
     for value in listed:
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, str, np.integer))):
             raise InputError(f"{name} must be integers or text, not {type(value).__name__} ({value!r}); cast to text")
@@ -196,7 +199,7 @@ def _to_arrow(values: Any, *, name: str) -> pa.Array:
 
 
 def one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The same values in one piece, and without a dictionary."""
+    """Returns the same values as one chunk, without dictionary encoding."""
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
     if isinstance(values, pa.Array):

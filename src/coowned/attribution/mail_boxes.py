@@ -1,4 +1,8 @@
-"""Mail on disk: mbox files, Maildir and MH folders, .eml files. Gives one message at a time, as bytes."""
+"""Mail on disk: mbox files, Maildir and MH folders, .eml files, read one message at a time as bytes.
+
+The standard library (`mailbox`) begins a message at every line "From ": a text could make messages, and users
+(`test_a_body_makes_no_message`).
+"""
 
 import enum
 import mmap
@@ -10,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coowned.errors import InputError
+from coowned.files import read_head, unreadable
 
-_HEAD = 1 << 16  # bytes read to detect the kind of a file
 _REPORTED = 4 << 20  # bytes between two reports of progress
 _LONGEST_LINE = 2000  # bytes of a "From " line that separates
 _LOOK_AHEAD = 1 << 16  # bytes after a "From " line in which a mail header must be
@@ -38,7 +42,7 @@ _OPENING = re.compile(rb"(?:\xef\xbb\xbf)?[\r\n]*")
 
 
 class RawMessage(NamedTuple):
-    """One message as it is stored."""
+    """One message as stored."""
 
     content: bytes  # all its bytes, a leading "From " line included
     name: str  # its id without a Message-ID: from file name and position, never from content
@@ -49,7 +53,7 @@ class RawMessage(NamedTuple):
 def raw_messages(
     path: str | os.PathLike[str], report: Callable[[float], None], dialect: str | None = None
 ) -> Iterator[RawMessage]:
-    """Every message of a file or folder, in file order, files sorted by their path inside the folder.
+    """Yields every message of a file or folder, in file order, files sorted by their path inside the folder.
 
     Args:
       dialect: how mbox files were written, as in `split_mbox`.
@@ -82,7 +86,7 @@ def raw_messages(
 
 
 def is_mail_head(head: bytes, *, known_headers: int = 1) -> bool:
-    """True where bytes begin with the "From " line of an mbox, or a header with enough names known from mail."""
+    """Returns whether bytes begin with the "From " line of an mbox, or a header with enough names known from mail."""
     head = head.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n")
     if head.startswith(b"From "):
         line, _, rest = head.partition(b"\n")
@@ -95,12 +99,12 @@ def is_mail_head(head: bytes, *, known_headers: int = 1) -> bool:
 
 
 def folder_files(folder: Path) -> tuple[list[str], int]:
-    """The mail files of a folder, as sorted paths inside it with "/" between parts, and the number of other files."""
+    """Returns a folder's mail files, as sorted paths inside it with "/" between parts, and the count of other files."""
     found: list[str] = []
     others = 0
 
     def refuse(error: OSError) -> None:
-        raise _unreadable(error.filename or folder, error)
+        raise unreadable(error.filename or folder, error)
 
     for parent, _, names in os.walk(folder, onerror=refuse):
         for name in names:
@@ -110,15 +114,6 @@ def folder_files(folder: Path) -> tuple[list[str], int]:
             else:
                 others += 1
     return sorted(found), others
-
-
-def read_head(file: Path, length: int = _HEAD) -> bytes:
-    """The first bytes of a file, enough to detect its kind."""
-    try:
-        with file.open("rb") as opened:
-            return opened.read(length)
-    except OSError as error:
-        raise _unreadable(file, error) from error
 
 
 def _in_maildir(file: Path) -> bool:
@@ -158,7 +153,7 @@ def _folder_messages(folder: Path, report: Callable[[float], None], dialect: str
 def _file_messages(
     file: Path, name: str, prefix: str, *, several: bool, report: Callable[[float], None], dialect: str | None
 ) -> Iterator[RawMessage]:
-    """The messages of one file: several in an mbox, otherwise one."""
+    """Yields the messages of one file: several in an mbox, otherwise one."""
     try:
         with file.open("rb") as opened:
             if not several or os.fstat(opened.fileno()).st_size == 0:
@@ -166,20 +161,26 @@ def _file_messages(
                 report(1.0)
                 return
             with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                # The position counts messages, not bytes: a byte offset would carry the length of other people's words
-                # into the id, and from there into the order of selection.
-                reported = 0
-                for position, (start, stop, escaped) in enumerate(split_mbox(content, dialect, name=str(file))):
-                    yield RawMessage(content[start:stop], f"{prefix}message {position + 1}", escaped)
-                    if stop - reported >= _REPORTED or stop == len(content):
-                        reported = stop
-                        report(stop / len(content))
+                yield from _mbox_messages(content, split_mbox(content, dialect, name=str(file)), prefix, report)
     except OSError as error:
-        raise _unreadable(file, error) from error
+        raise unreadable(file, error) from error
+
+
+def _mbox_messages(
+    content: mmap.mmap, pieces: Iterator["Piece"], prefix: str, report: Callable[[float], None]
+) -> Iterator[RawMessage]:
+    reported = 0
+    # The position counts messages, not bytes: a byte offset would carry the length of other people's words into the id,
+    # and from there into the order of selection.
+    for position, (start, stop, escaped) in enumerate(pieces):
+        yield RawMessage(content[start:stop], f"{prefix}message {position + 1}", escaped)
+        if stop - reported >= _REPORTED or stop == len(content):
+            reported = stop
+            report(stop / len(content))
 
 
 class Piece(NamedTuple):
-    """Where one message of an mbox is."""
+    """The position of one message in an mbox."""
 
     start: int
     stop: int
@@ -187,7 +188,7 @@ class Piece(NamedTuple):
 
 
 def split_mbox(content: bytes | mmap.mmap, dialect: str | None = None, *, name: str = "") -> Iterator[Piece]:
-    """The messages of an mbox, as consecutive pieces that make up the whole file.
+    """Yields the messages of an mbox, as consecutive pieces that make up the whole file.
 
     A message begins at a line "From ann@x.org Mon Jan  1 10:00:00 2024" that follows an empty line and is followed by
     a mail header. Writers keep such lines out of texts in two ways, and a person's text must be taken for neither a
@@ -263,7 +264,7 @@ def _undecided(name: str, number: int, why: str) -> InputError:
 
 
 class _Line(enum.Enum):
-    """What a line that begins with "From " can be."""
+    """The possible meanings of a line that begins with "From "."""
 
     START = "the beginning of a message"
     ODD = "almost the beginning of a message"
@@ -271,7 +272,7 @@ class _Line(enum.Enum):
 
 
 def _from_lines(content: bytes | mmap.mmap, start: int, dated: bool | None) -> Iterator[tuple[int, _Line]]:
-    """The lines that begin with "From " in the message at `start`, but for the one or two that open it, and after it.
+    """Yields the "From " lines in and after the message at `start`, except the one or two that open it.
 
     Where the end of the file leaves it open what a line would have been, it is passed over.
     """
@@ -297,18 +298,18 @@ def _from_lines(content: bytes | mmap.mmap, start: int, dated: bool | None) -> I
 
 
 def _first_line(content: bytes | mmap.mmap, start: int) -> int:
-    """Where the first line of a message is, after a byte-order mark and empty lines."""
+    """Returns the start of a message's first line, after a byte-order mark and empty lines."""
     return _OPENING.match(content, start).end()  # type: ignore[union-attr]
 
 
 def _is_dated(content: bytes | mmap.mmap, at: int) -> bool | None:
-    """Whether a "From " line has a date; None if it is no such line."""
+    """Returns whether a "From " line has a date; None if it is not such a line."""
     line = content[at : at + _LONGEST_LINE].partition(b"\n")[0]
     return _DATED.match(line) is not None if line.startswith(b"From ") else None
 
 
 def _counted_end(content: bytes | mmap.mmap, start: int) -> int | None:
-    """Where the message at `start` ends by its Content-Length; None if that is not the end of a message."""
+    """Returns the end of the message at `start` by its Content-Length; None if no message ends there."""
     begin = _first_line(content, start)
     end = _HEADER_END.search(content, begin)
     lengths = set() if end is None else set(_CONTENT_LENGTH.findall(content, begin, end.start() + 1))
@@ -330,7 +331,7 @@ def _counted_end(content: bytes | mmap.mmap, start: int) -> int | None:
 
 
 def _header_follows(content: bytes | mmap.mmap, at: int) -> bool | None:
-    """Whether lines of a header follow, one of them known from mail; None if the end of the file leaves that open."""
+    """Returns whether header lines follow, one of them known from mail; None if the end of the file leaves it open."""
     limit = at + _LOOK_AHEAD
     while at < limit:
         end = content.find(b"\n", at)
@@ -351,7 +352,7 @@ def _is_mail_header(name: bytes) -> bool:
 
 
 def _valid_name(name: str) -> str:
-    """A file name as valid Unicode: Arrow takes no other text."""
+    """Returns a file name as valid Unicode, the only text that Arrow takes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
@@ -361,9 +362,4 @@ def _kind(path: Path) -> int:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file or folder; check the path of the mailbox") from None
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: object, error: Exception) -> InputError:
-    reason = getattr(error, "strerror", None) or error
-    return InputError(f"{path}: cannot be read ({reason}); check the path and its permissions")
+        raise unreadable(path, error) from error

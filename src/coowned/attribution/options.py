@@ -15,7 +15,7 @@ SLACK_USERS = ("participants", "channel")
 
 
 class SourceEntry(NamedTuple):
-    """Which module reads a format, by `read_source(kind, source, progress)`, and what names its files have.
+    """The module that reads a format by `read_source(kind, source, progress)`, and the suffixes of its files.
 
     Where it can tell from the inside, it has `recognizes(kind, path)`, and `is_laid_out(folder)` for a folder whose
     arrangement says enough; `source_names(source)` where people have names beside their keys.
@@ -46,7 +46,7 @@ _ADDRESS_WORDS = frozenset(
 
 
 class Option(NamedTuple):
-    """What is known of an option besides its name and type."""
+    """The help text of an option, and the formats it applies to."""
 
     help: str  # one sentence for people
     formats: Collection[str] = SOURCES  # the formats that it applies to; it is refused for others
@@ -63,7 +63,7 @@ _FileOption = functools.partial(Option, metavar="FILE", is_path=True)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """How a data source is read.
+    """The options of a data source.
 
     Guarantees:
       - The command line and the configuration have these options, under these names.   (test_options_are_declared_once)
@@ -137,7 +137,7 @@ class DataOptions:
     ] = None
 
     def has_addresses(self) -> bool:
-        """Whether the user columns contain mail addresses: as declared, or by their names; content is not looked at.
+        """Returns whether the user columns contain mail addresses, as declared or by their names; content is not read.
 
         >>> DataOptions(users=["Sender Address", "cc"]).has_addresses(), DataOptions(users="authors").has_addresses()
         (True, False)
@@ -150,7 +150,7 @@ class DataOptions:
         return any(not _ADDRESS_WORDS.isdisjoint(found) for found in words)
 
     def user_columns(self) -> list[str]:
-        """The columns with users: "users" by default."""
+        """Returns the columns with users: "users" by default."""
         if self.user is not None:
             return [self.user]
         if self.users is None or isinstance(self.users, str):
@@ -159,6 +159,6 @@ class DataOptions:
 
 
 def declared() -> dict[str, Option]:
-    """The description of every option, by name."""
+    """Returns the description of every option, by name."""
     hints = typing.get_type_hints(DataOptions, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items()}

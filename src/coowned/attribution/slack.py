@@ -15,12 +15,12 @@ import msgspec
 import pyarrow as pa
 
 from coowned import validate
-from coowned.attribution.examples import AttributedExamples, ExampleBuilder, valid_text
+from coowned.attribution.examples import AttributedExamples, ExampleBuilder, Origin, valid_text
 from coowned.attribution.identifiers import one_line
-from coowned.attribution.mail_boxes import read_head
 from coowned.attribution.options import SLACK_USERS
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
+from coowned.files import read_head
 from coowned.progress import Progress, reporting
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _LISTS = ("channels.json", "groups.json", "dms.json", "mpims.json")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}\.json")
 _LARGEST_FILE = 1 << 30  # one day of one channel; more is no export
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
+_COUNTS = ("messages", "repeated_messages", "notices_left_out", "bot_messages", "messages_without_author")
 _PAYLOAD = pa.schema([("channel", pa.large_string()), ("ts", pa.large_string()), ("text", pa.large_string())])
 # Subtypes written by a person; all others are Slack's own notices, or answers composed from other people's words.
 _WRITTEN = (None, "", "me_message", "thread_broadcast", "reply_broadcast", "file_share", "file_comment", "bot_message")
@@ -48,7 +49,7 @@ class _Reply(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    """What is read of a message: metadata, which are checked, and the text, which may be anything."""
+    """The fields read from a message: metadata, which is validated, and the text, which may have any type."""
 
     ts: _Time
     type: str | None = "message"
@@ -77,7 +78,7 @@ class _User(msgspec.Struct):
 
 
 class _Conversation(msgspec.Struct):
-    """A channel, a private one, or direct messages; members is None if the export does not list them."""
+    """A public or private channel, or direct messages; members is None if the export does not list them."""
 
     id: Annotated[_Id, msgspec.Meta(min_length=1)]
     name: str | None = None
@@ -94,7 +95,7 @@ def read_slack(
     aliases: Aliases | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> AttributedExamples:
-    """Messages of a Slack export, attributed by their metadata; payload: channel (its id), ts, text.
+    """Reads the messages of a Slack export, attributed by their metadata; payload: channel (its id), ts, text.
 
     Args:
       export: the zip that Slack exported, or its unpacked folder.
@@ -102,9 +103,9 @@ def read_slack(
         "participants": its author and everyone who wrote in its thread (`reply_users` and `replies` of the first
         message, and the authors of all messages with its `thread_ts`); in direct messages, of two or of several, also
         every member.
-        "channel": also every member of the channel, and whoever ever wrote, joined or left there, since the list of
-        members is that of the day of the export. People who only read are protected, too; the number of pairs is that
-        of messages times people, and a bound keeps few messages of a large channel.
+        "channel": also every member of the channel, and everybody who ever wrote, joined or left there, since the list
+        of members is that of the day of the export. People who only read are protected, too; the number of pairs is
+        that of messages times people, and a bound keeps few messages of a large channel.
         Mentions in the text are never read: they would let content choose S. Somebody whom a message is about, and who
         did not take part, is not protected by it.
       user_keys: the rules that make keys of user ids; None for `UserKeyRules.exact()`: Slack makes the ids.
@@ -143,9 +144,7 @@ def read_slack(
     validate.one_of(SLACK_USERS, attribute_to=attribute_to)
     report = reporting(progress)
     builder = ExampleBuilder(_PAYLOAD)
-    counts: dict[str, int] = dict.fromkeys(
-        ("messages", "repeated_messages", "notices_left_out", "bot_messages", "messages_without_author"), 0
-    )
+    counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
     with _open_export(export) as files:
         days, notes = _days(files, _conversations(files))
         total = max(1, sum(files.sizes[name] for _, names in days for name in names))
@@ -153,9 +152,8 @@ def read_slack(
         for conversation, names in days:
             everybody = attribute_to == "channel" or bool(conversation.is_im)
             if everybody and conversation.members is None:
-                raise InputError(
-                    f"{files.path}: {names[0].split('/')[0]}: has no member list; use attribute_to participants"
-                )
+                where = f"{files.path}: {names[0].split('/')[0]}"
+                raise InputError(f"{where}: has no member list; use attribute_to participants")
             thread = _ConversationReader(conversation, everybody, builder, counts)
             for name in names:
                 for message in files.read(name, list[_Message]):
@@ -166,14 +164,12 @@ def read_slack(
     return builder.attribute(
         user_keys=user_keys or UserKeyRules.exact(),
         aliases=aliases,
-        columns_read=_READ,
-        notes={"conversations": len(days), **counts, **notes},
-        location=str(export),
+        origin=Origin(str(export), _READ, {"conversations": len(days), **counts, **notes}),
     )
 
 
 class _ConversationReader:
-    """Adds the messages of one conversation; their users follow at its end, since a thread can run over many days."""
+    """A reader of one conversation; users are assigned at its end, since a thread can run over many days."""
 
     def __init__(self, conversation: _Conversation, everybody: bool, builder: ExampleBuilder, counts: dict[str, int]):
         self.id = conversation.id
@@ -185,7 +181,7 @@ class _ConversationReader:
         self.threads: dict[str, list[str]] = {}  # ts -> the threads of each message kept, in order
 
     def add(self, message: _Message) -> None:
-        """Takes one message into account."""
+        """Counts one message and, unless it is a notice or a repetition, adds it as a row."""
         thread = message.thread_ts or message.ts
         author, is_bot = _author(message)
         named = [author, message.parent_user_id, *(message.reply_users or ())]
@@ -209,7 +205,7 @@ class _ConversationReader:
         self.builder.add_row(f"{self.id}:{message.ts}", self.id, message.ts, text, characters=len(text))
 
     def finish(self) -> None:
-        """Gives every message its users: by now all threads are known."""
+        """Gives every message its users, when all threads are known."""
         everybody = array("i", sorted(self.everybody or ()))
         for threads in self.threads.values():
             people = set().union(*(self.people[thread] for thread in threads)) if self.everybody is None else everybody
@@ -217,7 +213,7 @@ class _ConversationReader:
 
 
 def _author(message: _Message) -> tuple[str | None, bool]:
-    """Who wrote it, and whether a program did."""
+    """Returns the author of a message, and whether it is a bot."""
     user = message.user or None
     if user is None and isinstance(message.comment, _Reply):
         user = message.comment.user or None
@@ -228,7 +224,7 @@ def _author(message: _Message) -> tuple[str | None, bool]:
 
 
 def _conversations(files: "_SlackFiles") -> dict[str, _Conversation]:
-    """The conversation of each folder, from the lists of the export; `is_im` is set for direct messages of any kind."""
+    """Returns the conversation of each folder, from the export's lists; `is_im` is set for all direct messages."""
     found: dict[str, _Conversation] = {}
     for name in _LISTS:
         for one in files.read(name, list[_Conversation]) if name in files.sizes else ():
@@ -240,7 +236,7 @@ def _conversations(files: "_SlackFiles") -> dict[str, _Conversation]:
 
 
 def _joined(one: _Conversation, other: _Conversation) -> _Conversation:
-    """Two conversations as one, as if both have the same folder: the people of both."""
+    """Merges two conversations that share a folder: the people of both."""
     known = one.members is not None and other.members is not None
     members = list(dict.fromkeys((*(one.members or ()), *(other.members or ())))) if known else None
     return _Conversation(id=one.id, members=members, is_im=bool(one.is_im or other.is_im))
@@ -249,7 +245,7 @@ def _joined(one: _Conversation, other: _Conversation) -> _Conversation:
 def _days(
     files: "_SlackFiles", listed: dict[str, _Conversation]
 ) -> tuple[list[tuple[_Conversation, list[str]]], dict[str, int]]:
-    """The conversations that have files, with these in order of their names, and how much else there is."""
+    """Returns the conversations that have files, with their files in order of name, and the number of other files."""
     days: dict[str, tuple[_Conversation, list[str]]] = {}  # by the conversation's id: it may have two folders
     unlisted: set[str] = set()
     others = 0
@@ -311,7 +307,7 @@ class _SlackFiles:
 
 
 def _explained(error: msgspec.ValidationError) -> str:
-    """ "Expected `str`, got `int` - at `$[0].user`" as "entry 0, 'user': expected str, got int"."""
+    """Rewrites "Expected `str`, got `int` - at `$[0].user`" as "entry 0, 'user': expected str, got int"."""
     problem, _, path = one_line(error).replace("`", "").partition(" - at ")
     found = re.match(r"\$\[(\d+)\]\.?(.*)", path)
     named = "" if found is None else f"entry {found[1]}{f', {found[2]!r}' if found[2] else ''}: "
@@ -336,7 +332,7 @@ def _open_export(path: str | os.PathLike[str]) -> Iterator[_SlackFiles]:
 
 
 def display_names(export: str | os.PathLike[str]) -> dict[str, set[str]]:
-    """The names and addresses of each user in the export's list of users, by id."""
+    """Returns the names and addresses of each user in the export's list of users, by id."""
     with _open_export(export) as files:
         listed = files.read("users.json", list[_User]) if "users.json" in files.sizes else []
     fields = ("real_name", "display_name", "email")
@@ -347,7 +343,7 @@ def display_names(export: str | os.PathLike[str]) -> dict[str, set[str]]:
 
 
 def looks_like_slack(path: str | os.PathLike[str]) -> bool:
-    """True for a folder or zip with users.json and channels.json where Slack puts them.
+    """Returns whether a folder or zip has users.json and channels.json where Slack puts them.
 
     Example:
       >>> import tempfile
@@ -391,7 +387,7 @@ def _entries_of(archive: zipfile.ZipFile) -> dict[str, int]:
 
 
 def _root_of(names: dict[str, int]) -> str | None:
-    """Where the lists of conversations are: "" or "folder/"; None if there is none, or more than one."""
+    """Returns the prefix of the lists of conversations: "" or "folder/"; None if there is none, or more than one."""
     paths = [PurePosixPath(name) for name in names]
     found = {str(path.parent) for path in paths if path.name in _LISTS and len(path.parts) <= 2}
     if "." in found:
@@ -400,23 +396,23 @@ def _root_of(names: dict[str, int]) -> str | None:
 
 
 def read_source(kind: str, source: "DataSource", progress: Progress | None) -> AttributedExamples:
-    """What a `DataSource` of this format describes."""
+    """Reads a `DataSource` of this format."""
     del kind
     to = source.attribute_to or SLACK_USERS[0]
     return read_slack(source.path, attribute_to=to, aliases=source.aliases, progress=progress)
 
 
 def source_names(source: "DataSource") -> dict[str, set[str]]:
-    """The display names of a `DataSource` of this format."""
+    """Returns the display names in a `DataSource` of this format."""
     return display_names(source.path)
 
 
 def recognizes(kind: str, path: Path) -> bool:
-    """Whether a file is a zip of an export."""
+    """Returns whether a file is a zip of an export."""
     del kind
     return path.is_file() and read_head(path).startswith(b"PK") and looks_like_slack(path)
 
 
 def is_laid_out(folder: Path) -> bool:
-    """Whether a folder is an export."""
+    """Returns whether a folder is an export."""
     return looks_like_slack(folder)

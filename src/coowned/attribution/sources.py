@@ -1,4 +1,4 @@
-"""One description of where data come from, read the same way by every verb and every configuration file."""
+"""One description of where data comes from, read the same way by every command and every configuration file."""
 
 import dataclasses
 import importlib
@@ -37,52 +37,63 @@ class DataSource(DataOptions):
             if option.choices and getattr(self, name) is not None:
                 validate.one_of(option.choices, **{name: getattr(self, name)})
 
-    def read(self, progress: Progress | None = None) -> AttributedExamples:
-        """Reads the data, with aliases and without unprotected users.
+    def read(self, progress: Progress | None = None, *, content: bool = True) -> AttributedExamples:
+        """Reads the data, applies aliases, and removes unprotected users.
 
         Args:
+          content: False leaves content where it is, for formats that can (Parquet, mail); `pieces` reads it later.
           progress: called now and then as progress(done, message), with `done` from 0 to 1, by the formats that take
             long (mail, Slack, databases).
         """
-        kind = self.format or detect_format(self.path)
+        kind = self._kind()
         self.refuse_unused(kind)
         # First: reading the data may take long.
         unprotected = None if self.unprotected is None else read_keys(self.unprotected)
-        examples = _module(kind).read_source(kind, self, progress)
+        module = _module(kind)
+        few = None if content else getattr(module, "read_without_content", lambda *about: None)(kind, self, progress)
+        examples = few or module.read_source(kind, self, progress)
         return examples if unprotected is None else examples.without_users(unprotected)
 
     def read_rows(self) -> AttributedExamples:
         """Reads data for prediction: a table needs no user column, and then has no users."""
-        kind = self.format or detect_format(self.path)
+        kind = self._kind()
         unnamed = kind in TABLES and self.users is None and self.user is None
         return (dataclasses.replace(self, users=[]) if unnamed else self).read()
 
     def display_names(self) -> dict[str, set[str]]:
-        """Display names of people by key, from the metadata; tables keep such names in their spellings."""
-        kind = self.format or detect_format(self.path)
+        """Returns people's display names by key, from the metadata; empty for tables, whose spellings have them."""
+        kind = self._kind()
         named = getattr(_module(kind), "source_names", None)
         return {} if named is None else named(self)
 
     def text_columns(self) -> tuple[str, ...]:
-        """The columns that hold the text, where the format says; no content is read."""
-        return SOURCES[self.format or detect_format(self.path)].text
+        """Returns the columns that hold the text, for formats that have fixed ones; reads no content."""
+        return SOURCES[self._kind()].text
+
+    def _kind(self) -> str:
+        if "://" in str(self.path):
+            raise InputError(
+                f"{self.path}: only Spark reads addresses (inspect, select and certify with --engine spark); copy the "
+                "rows here, those that were selected for example"
+            )
+        return self.format or detect_format(self.path)
 
     def refuse_unused(self, kind: str) -> None:
-        """Refuses options that do not apply to this format."""
+        """Raises an error for options that do not apply to this format."""
         for name, option in declared().items():
             if getattr(self, name) and kind not in option.formats:
                 raise InputError(f"{self.path}: {name} does not apply to {kind} data; remove it or change the format")
 
 
 def resolve_path(folder: str | os.PathLike[str], path: str) -> str | os.PathLike[str]:
-    """A path relative to a folder, also in the URL of a database.
+    """Resolves a path relative to a folder, also inside the URL of a database.
 
     Example:
       >>> str(resolve_path("runs", "mail.mbox")), str(resolve_path("runs", "sqlite:///mail.db"))
       ('runs/mail.mbox', 'sqlite:///runs/mail.db')
     """
     if not path.startswith(_SQLITE):
-        return Path(folder) / path
+        return path if "://" in path else Path(folder) / path
     return f"{_SQLITE}///{Path(folder) / _sqlite_file(path)}"
 
 
@@ -94,7 +105,7 @@ def _sqlite_file(address: str) -> Path:
 
 
 def detect_format(path: str | os.PathLike[str]) -> str:
-    """What a file or folder holds: by suffix, then by content.
+    """Detects the format of a file or folder: by suffix, then by content.
 
     Example:
       >>> import tempfile
@@ -141,6 +152,6 @@ def _module(kind: str) -> Any:
 
 
 def _says(kind: str, question: str, *about: Any) -> bool:
-    """What a format's module answers; False where it cannot tell."""
+    """Calls the format's function of that name, if it has one; returns False if not."""
     answer = getattr(_module(kind), question, None)
     return answer is not None and answer(*about)

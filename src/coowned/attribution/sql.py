@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.identifiers import Location, one_line
-from coowned.attribution.mail_boxes import read_head
 from coowned.attribution.options import DataOptions
 from coowned.attribution.tables import (
     attribute_table,
@@ -29,6 +28,7 @@ from coowned.attribution.tables import (
 )
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.errors import InputError
+from coowned.files import read_head
 from coowned.progress import Progress, reporting
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def read_sql(
     name: str = "the query",
     progress: Progress | None = None,
 ) -> AttributedExamples:
-    """Attributed examples from the rows of a query; `users`, `user`, `separator`, ... as in `from_table`.
+    """Reads attributed examples from the rows of a query; `users`, `user`, `separator`, ... as in `from_table`.
 
     Args:
       query: one SELECT. It must not choose or order rows by content (`WHERE text LIKE ...`, `ORDER BY length(text)`):
@@ -108,7 +108,7 @@ def read_query(
     name: str = "the query",
     progress: Progress | None = None,
 ) -> AttributedExamples:
-    """`read_sql` with the options of a source."""
+    """Does what `read_sql` does, with the options of a source."""
     where = Location(name)
     if not isinstance(query, str) or not query.strip():
         raise InputError(f"{where}the query must be text, not {query!r}; write a SELECT")
@@ -129,7 +129,7 @@ def read_query(
 
 @contextlib.contextmanager
 def open_sqlite(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
-    """A read-only connection to a SQLite file.
+    """Opens a read-only connection to a SQLite file.
 
     Guarantees:
       - No statement changes the file or makes another one.   (test_sqlite_files_are_only_read)
@@ -163,7 +163,7 @@ def _reading_only(action: int, *_: object) -> int:
 def _table_of(
     query: str, connection: Any, parameters: Any, options: DataOptions, where: Location, progress: Progress
 ) -> pa.Table:
-    """The result; types are the driver's where it gives Arrow, else inferred."""
+    """Returns the result of a query as a table; types are the driver's if it returns Arrow, else inferred."""
     metadata = (*options.user_columns(), options.example_id)
     with _named_errors(connection, where), contextlib.closing(connection.cursor()) as cursor:
         cursor.execute(query, *([parameters] if parameters else []))
@@ -209,7 +209,7 @@ def _named_errors(connection: Any, where: Location) -> Iterator[None]:
 
 
 def read_source(kind: str, source: "DataSource", progress: Progress | None) -> AttributedExamples:
-    """What a `DataSource` of this format describes."""
+    """Reads a `DataSource` of this format."""
     del kind
     if source.query is None:
         raise InputError(f"{source.path}: a database needs a query for the rows; add --query 'SELECT ...'")
@@ -220,6 +220,6 @@ def read_source(kind: str, source: "DataSource", progress: Progress | None) -> A
 
 
 def recognizes(kind: str, path: Path) -> bool:
-    """Whether a file is a database of SQLite."""
+    """Returns whether a file is a SQLite database."""
     del kind
     return path.is_file() and read_head(path).startswith(b"SQLite format 3\0")

@@ -1,4 +1,4 @@
-"""What a graph looks like: counts, histograms, components, and what its heaviest users cost."""
+"""Statistics of a graph: counts, histograms, components, and the cost of its heaviest users."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ _HEAVY_SHARE = 0.5  # of the examples kept out by a few users: worth a warning
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GraphStatistics:
-    """The figures that `coowned inspect` prints. All are statistics of the graph, which stays open.
+    """The figures that `coowned inspect` prints. All are statistics of the graph, which is not protected.
 
     Guarantees:
       - Every count equals a plain recount.                                        (test_counts_equal_a_recount)
@@ -45,9 +45,9 @@ class GraphStatistics:
     users_per_example_histogram: list[tuple[int, int]]  # (from, examples): classes 0, 1, 2, 3, 4, 5-8, 9-16, …
     examples_per_user_histogram: list[tuple[int, int]]
     heaviest_users: list[tuple[int, int]]  # (user, examples), heaviest first
-    num_components: int
-    largest_component_users: int
-    largest_component_examples: int
+    num_components: int | None  # None, like the next two, where they were not counted
+    largest_component_users: int | None
+    largest_component_examples: int | None
     blocked: dict[int, int]  # bound -> examples that the heaviest users alone force out of any S without duplicates
 
     @classmethod
@@ -55,10 +55,7 @@ class GraphStatistics:
         users_per_example, examples_per_user = graph.users_per_example, graph.examples_per_user
         of_counts: dict[str, Any] = {}
         for name, counts in (("users_per_example", users_per_example), ("examples_per_user", examples_per_user)):
-            of_counts[f"mean_{name}"] = float(counts.mean()) if len(counts) else 0.0
-            of_counts[f"median_{name}"] = float(np.median(counts)) if len(counts) else 0.0
-            of_counts[f"max_{name}"] = int(counts.max(initial=0))
-            of_counts[f"{name}_histogram"] = histogram(counts)
+            of_counts |= figures_of(name, *np.unique(counts, return_counts=True))
         heaviest = _heaviest(examples_per_user)
         heavy = HeavyUsers.of(graph, heaviest)
         component = kernels.connected_components(graph.indptr, graph.users, graph.num_users)
@@ -76,7 +73,7 @@ class GraphStatistics:
             num_components=len(component_users),
             largest_component_users=int(component_users.max(initial=0)),
             largest_component_examples=int(component_examples.max(initial=0)),
-            blocked={bound: max(heavy.blocked(bound), default=0) for bound in _BOUNDS},
+            blocked=heavy.blocked_by_bound(),
             **of_counts,
         )
 
@@ -85,7 +82,7 @@ class GraphStatistics:
 
 
 def heavy_users_advice(graph: AttributionGraph, contribution_bound: int) -> str | None:
-    """What helps where a few users keep most examples out of S, which raising the bound would not change much.
+    """Returns advice if a few users keep most examples out of S, which a higher bound would hardly change; else None.
 
     Guarantees:
       - Given exactly where the heaviest users alone force out half of the examples.   (test_advice_on_heavy_users)
@@ -100,7 +97,7 @@ def heavy_users_advice(graph: AttributionGraph, contribution_bound: int) -> str 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class HeavyUsers:
-    """The heaviest users and what they cost, computed locally or on Spark."""
+    """The heaviest users and their cost, computed locally or on Spark."""
 
     num_examples: int  # of the whole graph
     held: np.ndarray  # (users,) examples of each
@@ -117,7 +114,7 @@ class HeavyUsers:
         return cls(num_examples=graph.num_examples, held=graph.examples_per_user[users], added=added)
 
     def blocked(self, contribution_bound: int) -> list[int]:
-        """How many examples any S without duplicates must leave out because of the first user, the first two, …
+        """Counts the examples that any S without duplicates must leave out because of the first user, the first two, …
 
         Of the examples that contain at least one of the first j users, S holds at most j times contribution_bound; the
         best j counts, so that light users at the end of the list take nothing away.
@@ -125,8 +122,12 @@ class HeavyUsers:
         capacity = np.cumsum(np.minimum(self.held, contribution_bound))
         return np.maximum.accumulate((np.cumsum(self.added) - capacity).clip(0)).tolist()
 
+    def blocked_by_bound(self) -> dict[int, int]:
+        """Returns the most that `blocked` has, for a few bounds."""
+        return {bound: max(self.blocked(bound), default=0) for bound in _BOUNDS}
+
     def advice(self, contribution_bound: int) -> str | None:
-        """The sentence of `heavy_users_advice`."""
+        """Returns the sentence of `heavy_users_advice`."""
         blocked = self.blocked(contribution_bound)
         if not blocked or blocked[-1] < _HEAVY_SHARE * self.num_examples:
             return None
@@ -146,18 +147,34 @@ def _heaviest(examples_per_user: np.ndarray) -> np.ndarray:
     return order[examples_per_user[order] > 0]
 
 
-def histogram(values: np.ndarray) -> list[tuple[int, int]]:
-    """Counts in classes 0, 1, 2, 3, 4, 5-8, 9-16, …, each given by where it begins; empty classes are left out."""
+def figures_of(name: str, values: np.ndarray, times: np.ndarray) -> dict[str, Any]:
+    """Returns mean, median, largest and histogram of counts, given as increasing values and how often each occurs.
+
+    >>> figures_of("examples_per_user", np.array([1, 4]), np.array([3, 1]))["median_examples_per_user"]
+    1.0
+    """
+    total = int(times.sum())
+    middle = values[np.searchsorted(np.cumsum(times), [(total - 1) // 2, total // 2], side="right")] if total else [0]
+    return {
+        f"mean_{name}": int(values @ times) / max(1, total),
+        f"median_{name}": float(np.mean(middle)),
+        f"max_{name}": int(values.max(initial=0)),
+        f"{name}_histogram": histogram(values, times),
+    }
+
+
+def histogram(values: np.ndarray, times: np.ndarray | None = None) -> list[tuple[int, int]]:
+    """Counts values in classes 0, 1, 2, 3, 4, 5-8, 9-16, …, given by their lower ends; empty ones are left out."""
     largest = int(values.max(initial=0))
     begins = [0, 1, 2, 3, 4, 5]
     while begins[-1] <= largest:
         begins.append(2 * begins[-1] - 1)
-    counts, _ = np.histogram(values, bins=[*begins, max(begins[-1], largest) + 1])
+    counts, _ = np.histogram(values, bins=[*begins, max(begins[-1], largest) + 1], weights=times)
     return [(begin, int(count)) for begin, count in zip(begins, counts, strict=True) if count]
 
 
 def class_name(begin: int) -> str:
-    """The class of a `histogram` that begins there.
+    """Returns the name of the `histogram` class that begins there.
 
     >>> class_name(4), class_name(9)
     ('4', '9–16')

@@ -1,6 +1,7 @@
 """Tables in files: Parquet, CSV and JSON lines, one file or a folder of them."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import mmap
@@ -17,9 +18,9 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
+from coowned.attribution.content_files import ContentFiles, one_schema, open_parquet
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.identifiers import Location, one_line
-from coowned.attribution.mail_boxes import read_head
 from coowned.attribution.options import SUFFIXES, DataOptions
 from coowned.attribution.tables import (
     EXACT,
@@ -37,6 +38,7 @@ from coowned.attribution.tables import (
 from coowned.attribution.user_keys import Aliases, UserKeyRules
 from coowned.codec import unique_keys
 from coowned.errors import InputError
+from coowned.files import file_states, read_head
 from coowned.progress import Progress, counted
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ _JSON_KINDS = {
     type(None): "null", str: "text", bool: "true or false", int: "an integer", float: "a number",
     dict: "an object", list: "a list",
 }  # fmt: skip
+_LIST = _JSON_KINDS[list]
 ID_KINDS = ("text", "an integer")
 _LARGEST_BLOCK = 1 << 30  # a row longer than this is refused
 _NULL = re.compile(rb"null(?<![:,]null)(?<![:,] null)")  # but for nearly all those that are a field's value
@@ -57,7 +60,7 @@ _PEEKED_LINES = 1000  # lines of JSON that decide which fields are text
 
 
 def _reader(kind: str, files: str):
-    """The public reader of one kind of file; all of them have the arguments of `from_table`."""
+    """Returns the public reader of one kind of file; all of them take the arguments of `from_table`."""
 
     def read(
         path: str | os.PathLike[str],
@@ -92,28 +95,28 @@ def read_table(
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
 ) -> AttributedExamples:
-    """Attributed examples from files of one kind: parquet, csv or jsonl."""
+    """Reads attributed examples from files of one kind: parquet, csv or jsonl."""
     table, where = _read_all(kind, path, options)
     table = table if kind == "parquet" else with_inferred_types(table)
     return attribute_table(table, options, where, user_keys=user_keys, aliases=aliases)
 
 
 def read_parquet_table(path: str | os.PathLike[str]) -> pa.Table:
-    """A Parquet file, or a folder of them, as one table."""
+    """Reads a Parquet file, or a folder of them, as one table."""
     return _read_all("parquet", path, DataOptions())[0]
 
 
 def read_small_table(path: str | os.PathLike[str]) -> pa.Table:
-    """A Parquet, CSV or JSON-lines file that goes with the data, told by its suffix; columns of a CSV file are text."""
+    """Reads a small Parquet, CSV or JSON-lines file that goes with the data, by its suffix; CSV columns are text."""
     suffix = os.path.splitext(path)[1].lower()
     kind = next((kind for kind, known in SUFFIXES.items() if suffix in known), "csv")
     return _read_all(kind, path, DataOptions())[0]
 
 
 def _read_all(kind: str, path: str | os.PathLike[str], options: DataOptions) -> tuple[pa.Table, Location]:
-    """The rows of all files, and where they came from."""
-    read = {"parquet": _read_parquet_file, "csv": _read_csv_file, "jsonl": _read_json_file}[kind]
-    files = files_of(path, SUFFIXES[kind])
+    """Returns the rows of all files, and where they came from."""
+    read = _READERS[kind]
+    files = files_of(path, SUFFIXES["parquet" if kind == _METADATA else kind])
     tables: list[pa.Table] = []
     for file in files:
         try:
@@ -138,13 +141,13 @@ def _read_all(kind: str, path: str | os.PathLike[str], options: DataOptions) -> 
 
 
 def _joined(files: Sequence[Path], tables: Sequence[pa.Table], options: DataOptions) -> pa.Table:
-    """One table of all fields, in the order in which they first appear; ids and users must be in every file.
+    """Concatenates tables with the union of their fields, in order of appearance; ids and users must be in every file.
 
     Nobody's cell or field of content stops the others.
     """
     if len(tables) == 1:
         return tables[0]
-    metadata = [name for name in (*options.user_columns(), options.example_id) if name is not None]
+    metadata = _metadata_columns(options)
     named = [[table.schema.field(name) for name in metadata if name in table.column_names] for table in tables]
     one_schema(files, list(map(pa.schema, named)))
     names = dict.fromkeys(name for table in tables for name in table.column_names)
@@ -158,32 +161,12 @@ def _joined(files: Sequence[Path], tables: Sequence[pa.Table], options: DataOpti
     return pa.table(columns)
 
 
-def one_schema(files: Sequence[str | Path], schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The schema of all these files together; files with other columns or types are refused."""
-    together = schemas[0]
-    for file, schema in zip(files, schemas, strict=True):
-        if schema.names != schemas[0].names:
-            raise InputError(
-                f"{file}: its columns are {schema.names}, those of {files[0]} are {schemas[0].names}; "
-                "all files of a folder need the same columns"
-            )
-        try:
-            if schema != schemas[0]:
-                together = pa.unify_schemas([together, schema], promote_options="permissive")
-        except pa.ArrowException as error:
-            raise InputError(
-                f"{file}: its column types differ from those of {files[0]} ({one_line(error)}); "
-                "all files of a folder need the same types"
-            ) from error
-    return together
-
-
 def _names(schema: pa.Schema) -> list[str]:
     return [schema.field(number).name for number in range(len(schema))]
 
 
 def files_of(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> list[Path]:
-    """The file itself, or the folder's files with these suffixes by name; those that start with . or _ do not count."""
+    """Returns the file itself, or the folder's files with these suffixes, by name; a leading . or _ hides a file."""
     root = Path(path)
     if not root.is_file() and not root.is_dir():
         raise InputError(f"{root}: no such file or folder; check the path")
@@ -203,13 +186,30 @@ def files_of(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> list[Pa
 
 
 def _read_parquet_file(file: Path, _: DataOptions) -> pa.Table:
-    # Without prefetching, peak memory is the table and the current pages.
-    with pyarrow.parquet.ParquetFile(file, memory_map=True, pre_buffer=False) as parquet:
+    with open_parquet(file) as parquet:
         return parquet.read(use_threads=True)
 
 
+def _read_parquet_metadata(file: Path, options: DataOptions) -> pa.Table:
+    """Reads ids and users only; reads everything if one of these columns is missing or duplicated, for the error."""
+    with open_parquet(file) as parquet:
+        names, wanted = _names(parquet.schema_arrow), _metadata_columns(options)
+        if any(names.count(name) != 1 for name in wanted):
+            return parquet.read(use_threads=True)
+        found = parquet.read(wanted, use_threads=True).select(wanted)
+        return found if wanted else pa.table({_ROW: pa.nulls(parquet.metadata.num_rows)})
+
+
+def _metadata_columns(options: DataOptions) -> list[str]:
+    """Returns the columns of ids and users."""
+    return list(dict.fromkeys(name for name in (*options.user_columns(), options.example_id) if name is not None))
+
+
+_METADATA, _ROW = "parquet metadata", "coowned.row"
+
+
 def _read_csv_file(file: Path, _: DataOptions) -> pa.Table:
-    """All cells as text: types that are inferred from cells would let one person's cell change everybody's."""
+    """Reads all cells as text: with inferred types one person's cell could change everybody's."""
     parse = pyarrow.csv.ParseOptions(delimiter="\t" if file.suffix.lower() == ".tsv" else ",", newlines_in_values=True)
     block_bytes = _BLOCK_BYTES
     while True:
@@ -231,7 +231,7 @@ def _read_csv_file(file: Path, _: DataOptions) -> pa.Table:
 
 
 def _csv_error(file: Path, error: pa.ArrowInvalid) -> InputError:
-    """Names the row, counted from 0 after the header, and never shows a cell: cells are private data."""
+    """Returns an error that names the row, counted from 0 after the header, but no cell: cells are private data."""
     message = one_line(error)
     row = re.search(r"Row #(\d+):", message)
     where = f"{file}, row {int(row[1]) - 2}" if row and int(row[1]) > 1 else str(file)
@@ -275,7 +275,7 @@ def _read_json_file(file: Path, options: DataOptions) -> pa.Table:
 
 
 def _lost_its_spelling(column: pa.ChunkedArray) -> bool:
-    """Whether the reader took texts for times, rounded integers among floats or made -0.0 of -0, at any depth."""
+    """Returns whether the reader took text for times, rounded integers to floats or made -0.0 of -0, at any depth."""
     kind = column.type
     if pa.types.is_struct(kind):
         return any(_lost_its_spelling(pc.struct_field(column, name)) for name in _names(pa.schema(list(kind))))
@@ -288,7 +288,7 @@ def _lost_its_spelling(column: pa.ChunkedArray) -> bool:
 
 
 def _breaks_arrow(file: Path) -> bool:
-    """Whether Arrow's reader could misread the file or crash.
+    """Returns whether Arrow's reader could misread the file or crash.
 
     It loses nulls at the beginning of a list, and crashes on a null instead of an object and on deep nesting.
 
@@ -303,8 +303,16 @@ def _breaks_arrow(file: Path) -> bool:
         return any(line.count(b"[") + line.count(b"{") > _DEEPEST for line in lines)
 
 
+_READERS = {
+    "parquet": _read_parquet_file,
+    _METADATA: _read_parquet_metadata,
+    "csv": _read_csv_file,
+    "jsonl": _read_json_file,
+}
+
+
 def _peek_schema(file: Path) -> pa.Schema | None:
-    """Fields that begin as text stay text: left to itself the reader makes dates of what looks like some."""
+    """Returns a schema that keeps text fields as text, since the reader would turn what looks like a date into one."""
     kinds: dict[str, pa.DataType] = {}
     for _, line in itertools.islice(lines_of(file), _PEEKED_LINES):
         with contextlib.suppress(ValueError, RecursionError):  # the reader will report the error
@@ -321,66 +329,100 @@ def _peek_schema(file: Path) -> pa.Schema | None:
 
 
 def lines_of(file: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers, counted from 1."""
+    """Yields the lines that are not blank, with their numbers, counted from 1."""
     with file.open("rb") as lines:
         yield from ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
 
 
 def _read_json_values(file: Path, options: DataOptions) -> pa.Table:
-    """What Arrow's reader refuses, read line by line: a field of several types becomes text, a bad line is an error."""
+    """Reads line by line what Arrow's reader refuses: a field of several types becomes text, a bad line is an error."""
     metadata = [*options.user_columns(), options.example_id]
     columns: dict[str, list[Any]] = {}
     numbers: list[int] = []  # the line of each row
     for number, line in lines_of(file):
-        where = f"{file}, line {number}"
-        text = line.decode("utf-8-sig" if number == 1 else "utf-8", "replace")
-        try:
-            fields = json.loads(text, object_pairs_hook=unique_keys)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where}: not JSON ({one_line(error)}); write one complete object per line") from None
-        if not isinstance(fields, dict):
-            raise InputError(f"{where}: {json_kind(fields)} where an object was expected; write one object per line")
+        fields = _json_object(line, metadata, f"{file}, line {number}", is_first=number == 1)
         for name in fields:
             columns.setdefault(name, [None] * len(numbers))
-        for name in metadata:
-            if "\ufffd" in text and "\ufffd" in str(fields.get(name)) and "\ufffd".encode() not in line:
-                raise InputError(f"{where}: {name!r} is not UTF-8; save the file as UTF-8")
         for name, values in columns.items():
             values.append(fields.get(name))
         numbers.append(number)
     for name in metadata:
-        kinds = [(row, json_kind(value)) for row, value in enumerate(columns.get(name or "", ())) if value is not None]
-        other = next((row for row, kind in kinds if (kind == "a list") != (kinds[0][1] == "a list")), None)
+        kinds = [
+            (number, json_kind(value))
+            for number, value in zip(numbers, columns.get(name or "", [None] * len(numbers)), strict=True)
+            if value is not None
+        ]
+        other = next(((number, kind) for number, kind in kinds if (kind == _LIST) != (kinds[0][1] == _LIST)), None)
         if other is not None:
             raise InputError(
-                f"{file}, line {numbers[other]}: {name!r} is {json_kind(columns[name or ''][other])} here and "
-                f"{kinds[0][1]} in an earlier line; use one type"
+                f"{file}, line {other[0]}: {name!r} is {other[1]} here and {kinds[0][1]} in an earlier line; use one "
+                "type"
             )
-        wrong = next(((row, kind) for row, kind in kinds if kind not in ID_KINDS), None)
+        wrong = next(((number, kind) for number, kind in kinds if kind not in ID_KINDS), None)
         if wrong and name == options.example_id:
-            raise InputError(f"{file}, line {numbers[wrong[0]]}: {not_an_id(name, wrong[1])}")
+            raise InputError(f"{file}, line {wrong[0]}: {not_an_id(name, wrong[1])}")
     names = [name.encode("utf-8", "replace").decode() for name in columns]
     arrays = [values_to_arrow(values, exact_text if name in metadata else None) for name, values in columns.items()]
     return pa.table(arrays, names=names)
 
 
+def _json_object(line: bytes, metadata: Sequence[str | None], where: str, *, is_first: bool) -> dict[str, Any]:
+    """Returns the fields of one line; bytes that are not UTF-8 are an error in ids and users, elsewhere replaced."""
+    text = line.decode("utf-8-sig" if is_first else "utf-8", "replace")
+    try:
+        fields = json.loads(text, object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: not JSON ({one_line(error)}); write one complete object per line") from None
+    if not isinstance(fields, dict):
+        raise InputError(f"{where}: {json_kind(fields)} where an object was expected; write one object per line")
+    for name in metadata:
+        if "\ufffd" in text and "\ufffd" in str(fields.get(name)) and "\ufffd".encode() not in line:
+            raise InputError(f"{where}: {name!r} is not UTF-8; save the file as UTF-8")
+    return fields
+
+
 def not_an_id(name: str, kind: str) -> str:
-    """What is said of an id that is neither an integer nor text, in any line: its spelling would depend on others."""
+    """Returns the error text for an id that is neither an integer nor text: its spelling would depend on others."""
     return f"{name!r} must be an integer or text, not {kind}; write it as text"
 
 
 def json_kind(value: Any) -> str:
-    """What errors call a JSON value."""
+    """Returns the name of a JSON value's type, for errors."""
     return _JSON_KINDS[type(value)]
 
 
 def read_source(kind: str, source: "DataSource", progress: Progress | None) -> AttributedExamples:
-    """What a `DataSource` of one of these formats describes."""
+    """Reads a `DataSource` of one of these formats."""
     del progress
     return read_table(kind, source.path, source, aliases=source.aliases)
 
 
+def read_without_content(kind: str, source: "DataSource", progress: Progress | None) -> AttributedExamples | None:
+    """Reads ids and users and leaves content in the files; None for formats whose files are read as a whole.
+
+    Guarantees:
+      - Ids, users and rows are those of reading everything.   (test_content_is_left_in_the_files)
+    Cost: memory for ids and users.
+    """
+    del progress
+    if kind != "parquet":
+        return None
+    files = files_of(source.path, SUFFIXES[kind])
+    states = file_states(*files)
+    table, where = _read_all(_METADATA, source.path, source)
+    numbered = table.append_column(_ROW, pa.array(np.arange(table.num_rows)))
+    examples = attribute_table(numbered, source, where, aliases=source.aliases)
+    counts = np.diff(where.first_rows).tolist()
+    content = ContentFiles(
+        files=tuple(zip(files, counts, strict=True)),
+        states=states,
+        rows=np.asarray(examples.payload[_ROW]),
+        left_out=() if source.user is None else (source.user,),
+    )
+    return dataclasses.replace(examples, payload=examples.payload.select([]), content=content)
+
+
 def recognizes(kind: str, path: Path) -> bool:
-    """Whether a file begins as those of this format do; CSV may begin in any way."""
+    """Returns whether a file begins like one of this format; a CSV file may begin with anything."""
     begins = {"parquet": b"PAR1", "jsonl": b"{"}.get(kind)
     return begins is not None and path.is_file() and read_head(path).lstrip(b" \t\r\n").startswith(begins)

@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute
 
-from coowned.attribution.examples import SEVERAL, AttributedExamples, Mentions, attribute
+from coowned.attribution.examples import SEVERAL, AttributedExamples, Mentions, Origin, attribute
 from coowned.attribution.identifiers import Location, check_valid, first_true, is_text, is_valid, one_array, one_line
 from coowned.attribution.options import DataOptions
 from coowned.attribution.user_keys import Aliases, UserKeyRules, several_users_advice
@@ -27,7 +27,7 @@ pc: Any = pyarrow.compute  # its functions are created at import, so type checke
 _LOG = logging.getLogger(__name__)
 _ROWS_AT_ONCE = 1 << 20  # rows whose names are split and joined at once
 EXACT = 2**53  # float64 holds every integer up to it
-_INFERRED = {b"coowned.types": b"inferred"}  # in a schema's metadata
+_INFERRED = b"coowned.inferred"  # in a schema's metadata: names of columns, or null for all
 # Values of other types (an object, a UUID, an address, ...) become text.
 _ARROW_TYPES = {
     bool: None, int: pa.int64(), float: pa.float64(), decimal.Decimal: None, str: pa.large_string(),
@@ -47,11 +47,12 @@ def from_table(
     addresses: bool | None = None,
     name: str = "",
 ) -> AttributedExamples:
-    """Attributed examples from a table with one example per row, or one (example, user) pair per row with `user=`.
+    """Builds attributed examples from a table with one example per row, or one pair per row with `user=`.
 
     Args:
-      table: a pandas, polars or Arrow table, a Hugging Face dataset, a mapping of columns, a list of rows as
-        dictionaries, or anything with the Arrow C stream interface.
+      table: a pandas, polars or Arrow table, a Hugging Face dataset, a mapping of columns (lists, or arrays, of which
+        those with more than one axis are lists of fixed size), a list of rows as dictionaries, or anything with the
+        Arrow C stream interface.
       users: the column, or columns, that name an example's users ("users" by default): lists, or one name per cell.
         With several columns, or with a separator, an empty cell means no user; with one column it is an error.
       user: the column with the one user of a row.
@@ -68,6 +69,8 @@ def from_table(
       - One example per row, in row order, for every kind of table.   (test_every_kind_of_table)
       - Rows with one id are one example with the users of all.        (test_copies_of_an_example_are_one)
       - Two addresses are no user, unless addresses=False was said.    (test_two_addresses_are_no_user)
+      - Lists of Python values declare no type: each cell of content is read by itself, as in JSONL.
+        (test_one_cell_changes_no_other, test_lists_declare_no_type)
       - Users that look like several are warned of, with the option that splits them; no key is shown.
         (test_several_users_in_one_cell_are_warned_of)
 
@@ -80,7 +83,7 @@ def from_table(
     """
     where = Location(name)
     options = table_options(users, user, example_id, separator, addresses)
-    arrow = valid_table(to_arrow_table(table), options, where)
+    arrow = valid_table(to_arrow_table(table, options), options, where)
     return attribute_table(arrow, options, where, user_keys=user_keys, aliases=aliases)
 
 
@@ -91,7 +94,7 @@ def table_options(
     separator: str | None,
     addresses: bool | None,
 ) -> DataOptions:
-    """The options of one table, from the arguments of `from_table`."""
+    """Returns the options of one table, from the arguments of `from_table`."""
     listed = users if users is None or isinstance(users, str) else list(users)
     if listed == []:
         raise InputError("users= is empty; name at least one column")
@@ -99,13 +102,16 @@ def table_options(
 
 
 def examples_without_users(table: Any, example_id: str | None = None) -> AttributedExamples:
-    """The rows of a table as examples without users: what is only predicted needs none.
+    """Returns the rows of a table as examples without users, for prediction.
+
+    Nobody's training depends on these rows, so a list of Python values has the type that its cells have in common.
 
     >>> examples_without_users([{"x": 1.5}, {"x": 2.5}]).graph
     AttributionGraph(num_examples=2, num_users=0, num_pairs=0)
     """
     options, where = DataOptions(users=[], example_id=example_id), Location("")
-    return attribute_table(valid_table(to_arrow_table(table), options, where), options, where)
+    arrow = to_arrow_table(table, options).replace_schema_metadata()
+    return attribute_table(valid_table(arrow, options, where), options, where)
 
 
 def attribute_table(
@@ -116,7 +122,7 @@ def attribute_table(
     user_keys: UserKeyRules | None = None,
     aliases: Aliases | str | os.PathLike[str] | None = None,
 ) -> AttributedExamples:
-    """`from_table` on an Arrow table that is known to be valid; with an empty list of columns there are no users."""
+    """Does what `from_table` does for a valid Arrow table; with an empty list of columns there are no users."""
     separator, example_id, pairs = options.separator, options.example_id, options.user is not None
     if separator is not None and (not isinstance(separator, str) or not separator):
         raise InputError(f"{where}separator must be text of at least one character, not {separator!r}; or omit it")
@@ -138,10 +144,12 @@ def attribute_table(
         payload=table.remove_column(table.column_names.index(columns[0])) if pairs else table,
         user_keys=user_keys,
         aliases=aliases,
-        columns_read=[*([] if example_id is None else [example_id]), *columns],
         addresses=(user_keys or UserKeyRules()).bracketed_addresses and (options.has_addresses() or options.addresses),
-        repeats="" if pairs else "repeated_rows",
-        location=where,
+        origin=Origin(
+            where,
+            columns_read=[*([] if example_id is None else [example_id]), *columns],
+            repeats="" if pairs else "repeated_rows",
+        ),
     )
     if SEVERAL in attributed.notes:
         in_lists = any(_is_list(_column(table, name, where).type) for name in columns)
@@ -150,8 +158,13 @@ def attribute_table(
     return attributed
 
 
-def to_arrow_table(table: Any) -> pa.Table:
-    """Any kind of table as an Arrow table, without a copy where its memory allows."""
+def to_arrow_table(table: Any, options: DataOptions | None = None) -> pa.Table:
+    """Converts any kind of table to an Arrow table, without a copy where its memory allows.
+
+    Lists of Python values declare no types: columns of content that are given so are marked as inferred. Ids and users
+    (of `options`) must be of one type each.
+    """
+    options = options or DataOptions()
     if isinstance(table, pa.Table):
         return table
     try:
@@ -159,16 +172,12 @@ def to_arrow_table(table: Any) -> pa.Table:
             table = table.collect()
         if isinstance(table, pl.DataFrame):
             return table.to_arrow()
-        if isinstance(table, Mapping):
-            return pa.table(dict(table))
         if hasattr(table, "with_format") and hasattr(table, "features"):  # a Hugging Face dataset
             return pa.table(table.with_format("arrow")[:])
-        if type(table).__module__.split(".")[0] == "pandas" and hasattr(table, "columns"):
-            return pa.Table.from_pandas(table, preserve_index=False)
+        if (columns := _python_columns(table)) is not None:
+            return _from_columns(columns, options)
         if hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__"):
             return pa.table(table)
-        if isinstance(table, list) and all(isinstance(row, Mapping) for row in table):
-            return pa.Table.from_pylist(table)
     except (pa.ArrowException, pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"the table cannot be read as Arrow ({one_line(error)}); all columns need one type each and the same length"
@@ -179,8 +188,49 @@ def to_arrow_table(table: Any) -> pa.Table:
     )
 
 
+def _python_columns(table: Any) -> Mapping[str, Any] | None:
+    """Returns the columns of a mapping, of rows as dictionaries or of pandas; None for any other kind of table."""
+    if isinstance(table, Mapping):
+        return table
+    if type(table).__module__.split(".")[0] == "pandas" and hasattr(table, "columns"):
+        if not table.columns.is_unique:
+            raise InputError("two columns of the table have one name; rename one")
+        return {str(name): column for name, column in table.items()}
+    if isinstance(table, list) and all(isinstance(row, Mapping) for row in table):
+        names = dict.fromkeys(name for row in table for name in row)
+        return {name: [row.get(name) for row in table] for name in names}
+    return None
+
+
+def _from_columns(columns: Mapping[str, Any], options: DataOptions) -> pa.Table:
+    """Returns columns as one table; each cell of a list, or of an array of objects, is read by itself, as in JSONL."""
+    columns = {name: _untyped(values) for name, values in columns.items()}
+    undeclared = []
+    for name, values in columns.items():
+        if isinstance(values, list) and name not in {*options.user_columns(), options.example_id}:
+            columns[name] = values_to_arrow(values)
+            undeclared.append(name)
+        elif isinstance(values, np.ndarray) and values.ndim > 1:
+            columns[name] = pa.array(values.reshape(-1))
+            for size in values.shape[:0:-1]:
+                columns[name] = pa.FixedSizeListArray.from_arrays(columns[name], size)
+        elif isinstance(values, list):
+            try:
+                columns[name] = pa.array(values)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise pa.ArrowInvalid(f"column {name!r}: {error}") from error
+    return with_inferred_types(pa.table(columns), undeclared)
+
+
+def _untyped(values: Any) -> Any:
+    """Returns a list where values have no type but that of any object, with None for what pandas calls missing."""
+    if isinstance(kind := getattr(values, "dtype", None), np.dtype) and kind.kind == "O":
+        return [None if isinstance(value, float) and math.isnan(value) else value for value in values]
+    return list(values) if isinstance(values, tuple) else values
+
+
 def valid_table(table: pa.Table, options: DataOptions, where: Location | str) -> pa.Table:
-    """The same table with text that is UTF-8 throughout.
+    """Returns the same table with all text valid UTF-8.
 
     In the columns of ids and users anything else is refused; in all others it is replaced, so that nobody's content can
     stop a run.
@@ -196,14 +246,14 @@ def valid_table(table: pa.Table, options: DataOptions, where: Location | str) ->
 
 
 def _is_repairable(kind: pa.DataType) -> bool:
-    """Text, or lists of it at any depth."""
+    """Returns whether a type is text, or lists of it at any depth."""
     while pa.types.is_list(kind) or pa.types.is_large_list(kind):
         kind = kind.value_type
     return is_text(kind)
 
 
 def _repaired(array: pa.Array) -> pa.Array:
-    """Text, or lists of it, with replacement characters for what is not UTF-8."""
+    """Replaces bytes that are not UTF-8 in text, or lists of it, by replacement characters."""
     if not is_text(array.type):
         ends = _ends(np.asarray(pc.list_value_length(array).fill_null(0)))
         return pa.LargeListArray.from_arrays(pa.array(ends), _repaired(array.flatten()), mask=array.is_null())
@@ -211,17 +261,18 @@ def _repaired(array: pa.Array) -> pa.Array:
     return pa.array([None if cell is None else cell.decode("utf-8", "replace") for cell in raw], pa.large_string())
 
 
-def with_inferred_types(table: pa.Table) -> pa.Table:
-    """The same table, marked: its types come from what cells hold, and must decide nothing about a content column.
+def with_inferred_types(table: pa.Table, names: list[str] | None = None) -> pa.Table:
+    """Marks the types of these columns (default: all) as inferred from what their cells hold.
 
-    One cell can change the type of its column. What reads such a table takes each cell by itself: as `spelling` gives
-    it, or as the number that this text is.
+    One cell can change the type of its column, which must decide nothing. What reads such a column takes each cell by
+    itself: as `spelling` gives it, or as the number that this text is.
     """
-    return table.replace_schema_metadata({**(table.schema.metadata or {}), **_INFERRED})
+    marked = json.dumps(names)
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), _INFERRED: marked}) if names != [] else table
 
 
 def with_names_as_text(table: pa.Table, options: DataOptions) -> pa.Table:
-    """The same table with integers as text where it has ids or users: the type of an id depends on nobody's cell.
+    """Converts ids and users from integers to text, so that the type of an id does not depend on anybody's cell.
 
     >>> table = with_names_as_text(pa.table({"id": [7], "users": [[1, 2]]}), DataOptions(example_id="id"))
     >>> table.to_pylist()
@@ -238,13 +289,17 @@ def with_names_as_text(table: pa.Table, options: DataOptions) -> pa.Table:
     return table
 
 
-def types_are_inferred(schema: pa.Schema) -> bool:
-    """Whether the types of this payload come from what cells hold (CSV, JSONL, SQL) rather than from a declaration."""
-    return _INFERRED.items() <= (schema.metadata or {}).items()
+def types_are_inferred(schema: pa.Schema, *names: str) -> bool:
+    """Returns whether the type of one of these columns (default: of any) was inferred from cells, not declared.
+
+    So it is in CSV, JSONL, SQL and lists of Python values.
+    """
+    marked = json.loads((schema.metadata or {}).get(_INFERRED, b"[]"))
+    return marked is None or (bool(marked) if not names else not set(marked).isdisjoint(names))
 
 
 def values_to_arrow(values: Sequence[Any], text: Callable[[Any], str] | None = None) -> pa.Array:
-    """Python values as one Arrow array; values without a common type become text, so that no value is refused.
+    """Converts Python values to one Arrow array; values without a common type become text, so that no value is refused.
 
     `text` makes text of a value, by default `spelling`.
 
@@ -256,18 +311,7 @@ def values_to_arrow(values: Sequence[Any], text: Callable[[Any], str] | None = N
         values = [bytes(value) if isinstance(value, (memoryview, bytearray)) else value for value in values]
         types = types - {memoryview, bytearray} | {bytes}
     if types and types <= {list, tuple}:
-        lengths = [0 if value is None else len(value) for value in values]
-        listed = [entry for value in values if value is not None for entry in value]
-        entries = values_to_arrow(listed, text)
-        if (
-            text is None
-            and is_text(entries.type)
-            and not all(entry is None or isinstance(entry, str) for entry in listed)
-        ):
-            return values_to_text(values)  # a list keeps its own entries, whatever others hold
-        missing = pa.array([value is None for value in values])
-        lists = pa.LargeListArray.from_arrays(pa.array(_ends(np.array(lengths))), entries, mask=missing)
-        return lists if text is not None or keeps_its_meaning(lists) else values_to_text(values)
+        return _lists_to_arrow(values, text)
     if types == {int, float} and all(abs(value) <= EXACT for value in values if isinstance(value, int)):
         types = {float}
     if len(types) <= 1 and types <= _ARROW_TYPES.keys():
@@ -277,8 +321,19 @@ def values_to_arrow(values: Sequence[Any], text: Callable[[Any], str] | None = N
     return values_to_text(values, text)
 
 
+def _lists_to_arrow(values: Sequence[Any], text: Callable[[Any], str] | None) -> pa.Array:
+    listed = [entry for value in values if value is not None for entry in value]
+    entries = values_to_arrow(listed, text)
+    if text is None and is_text(entries.type) and not all(entry is None or isinstance(entry, str) for entry in listed):
+        return values_to_text(values)  # a list keeps its own entries, whatever others hold
+    lengths = [0 if value is None else len(value) for value in values]
+    missing = pa.array([value is None for value in values])
+    lists = pa.LargeListArray.from_arrays(pa.array(_ends(np.array(lengths))), entries, mask=missing)
+    return lists if text is not None or keeps_its_meaning(lists) else values_to_text(values)
+
+
 def keeps_its_meaning(column: pa.Array | pa.ChunkedArray) -> bool:
-    """Whether the type that cells gave to their column means for each of them what its JSON text would.
+    """Returns whether the type inferred for a column means for each cell what its JSON text would.
 
     The type of objects gives a cell the fields and types of others, and lists of lists that are no array are read by
     parts.
@@ -295,12 +350,12 @@ def keeps_its_meaning(column: pa.Array | pa.ChunkedArray) -> bool:
 
 
 def values_to_text(values: Sequence[Any], text: Callable[[Any], str] | None = None) -> pa.Array:
-    """Python values as text, null as null; `text` as in `values_to_arrow`."""
+    """Converts Python values to text, null to null; `text` as in `values_to_arrow`."""
     return pa.array([None if value is None else (text or spelling)(value) for value in values], pa.large_string())
 
 
 def spelling(value: Any) -> str:
-    """The text of a content cell: of its value alone, whatever type the other cells gave to its column.
+    """Returns the text of a content cell, which depends on its value alone and not on the type of its column.
 
     A number that is whole has no ".0"; a list or an object is JSON, without the fields that are null, which Arrow adds
     where another row has them.
@@ -318,7 +373,7 @@ def spelling(value: Any) -> str:
 
 
 def exact_text(value: Any) -> str:
-    """The text of an id or of a user's name: integers have all their digits."""
+    """Returns the text of an id or of a user's name: integers keep all their digits."""
     text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, (list, dict)) else str(value)
     return _valid(text)
 
@@ -343,7 +398,7 @@ def _valid(text: str) -> str:
 
 
 def spelled(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """(rows,) large_string: the `spelling` of each cell of a column whose type was inferred."""
+    """Returns (rows,) large_string: the `spelling` of each cell of a column whose type was inferred."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if is_text(column.type) or pa.types.is_null(column.type):
@@ -355,7 +410,7 @@ def spelled(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def join_chunks(chunks: Sequence[pa.Array | pa.ChunkedArray], text: Callable[[Any], str] | None = None) -> pa.Array:
-    """All chunks in one common type, or as text if there is none; `text` as in `values_to_arrow`."""
+    """Joins all chunks in one common type, or as text if there is none; `text` as in `values_to_arrow`."""
     pieces = [piece for chunk in chunks for piece in getattr(chunk, "chunks", [chunk])]
     known = [chunk.type for chunk in chunks if not pa.types.is_null(chunk.type)] or [pa.null()]
     try:
@@ -395,7 +450,7 @@ def _is_list(kind: pa.DataType) -> bool:
 def _names_by_row(
     table: pa.Table, names: Sequence[str], separator: str | None, *, lenient: bool, where: Location
 ) -> pa.ChunkedArray:
-    """The users of each row as lists; lenient: an empty cell means no user."""
+    """Returns the users of each row as lists; lenient: an empty cell means no user."""
     columns = [_column(table, name, where) for name in names]
     for name, column in zip(names, columns, strict=True):
         _check_kind(column.type, name, separator, nobody_is_fine=lenient or len(column) == 0, where=where)
@@ -426,7 +481,7 @@ def _check_kind(kind: pa.DataType, name: str, separator: str | None, *, nobody_i
 def _as_lists(
     column: pa.ChunkedArray, name: str, separator: str | None, begin: int, *, lenient: bool, where: Location
 ) -> tuple[np.ndarray, pa.Array]:
-    """The (rows + 1,) ends of each row's names, and the names end to end; begin: the number of the first row."""
+    """Returns the (rows + 1,) ends of each row's names, and the names concatenated; begin: number of the first row."""
     if _is_list(column.type):  # with several columns a null list means no users
         lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), dtype=np.int64)
         return _ends(lengths), one_array(pc.list_flatten(column)).cast(pa.large_string())
@@ -450,7 +505,7 @@ def _ends(lengths: np.ndarray) -> np.ndarray:
 
 
 def _side_by_side(lists: Sequence[tuple[np.ndarray, pa.Array]]) -> tuple[np.ndarray, pa.Array]:
-    """Row by row, the names of the first column, then of the second, …"""
+    """Joins lists row by row: the names of the first column, then of the second, …"""
     lengths = [np.diff(ends) for ends, _ in lists]
     row = np.concatenate([np.repeat(np.arange(len(counts)), counts) for counts in lengths])  # (names,)
     order = np.argsort(row, kind="stable")

@@ -1,4 +1,4 @@
-"""Measures, as an experiment, what this package is for: a secret about Bob, in e-mails he received.
+"""An experiment on what this package protects: a secret about Bob, in e-mails he received.
 
 Attributed to senders, each of those e-mails belongs to someone else, many of them are selected, and the claimed epsilon
 does not hold for Bob. Attributed to everyone in it, Bob is in at most `contribution_bound` of what is chosen, and it
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coowned import validate
-from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
+from coowned.accounting.guarantee import guarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_up
 from coowned.accounting.terms import UNIT
 from coowned.attribution.tables import from_table
@@ -23,14 +24,13 @@ from coowned.exact.keys import RunKey
 from coowned.mechanism.poisson_sampling import PoissonSampling
 from coowned.models.logistic_regression import LogisticRegression
 from coowned.selection.greedy import Greedy
-from coowned.synthetic.hashed_words import hashed_words
-from coowned.synthetic.toy_emails import DOMAIN, EmailWorld
+from coowned.synthetic.toy_emails import DOMAIN, EmailWorld, hashed_words
 from coowned.training.loop import Trainer
 from coowned.training.plan import TrainingPlan
 
 
 class Attribution(NamedTuple):
-    """What e-mails are attributed to: the column of the world, and how a figure names it."""
+    """The column of the world that e-mails are attributed by, and its name in figures."""
 
     column: str
     title: str
@@ -44,7 +44,7 @@ ATTRIBUTIONS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one attribution claims, and what was measured with Bob as the unit."""
+    """The claim under one attribution, and the measurement with Bob as the unit."""
 
     attribution: str  # "sender" or "everyone"
     # Proven, for every user of that attribution (fixed graph, zero-out) at `delta` and `contribution_bound`.
@@ -59,8 +59,13 @@ class Measured:
     scores_without: tuple[float, ...] = dataclasses.field(repr=False)
 
     @property
+    def title(self) -> str:
+        """The name of the attribution in a figure."""
+        return ATTRIBUTIONS[self.attribution].title
+
+    @property
     def claim_holds(self) -> bool:
-        """False where the measured lower bound is above the claim: it is then untrue for Bob."""
+        """False if the measured lower bound is above the claim, which is then untrue for Bob."""
         return self.leak.epsilon_lower_bound <= self.epsilon
 
     @property
@@ -114,7 +119,7 @@ class BobTest:
             validate.integer(at_least=0, at_most=2**62, seed=self.seed)  # every model has its own seed above it
 
     def claim(self, attribution: str) -> PrivacyGuarantee:
-        """Returns what is claimed for the users that e-mails are attributed to."""
+        """Returns the guarantee for the users that e-mails are attributed to."""
         return self._prepare(attribution)[0].guarantee  # type: ignore[return-value]
 
     def measure(self, attribution: str) -> Measured:
@@ -152,7 +157,7 @@ class BobTest:
         return RunKey.from_operating_system() if self.seed is None else RunKey.from_seed(self.seed + number)
 
     def _prepare(self, attribution: str) -> tuple[TrainingPlan, FeatureTable, Any, Any]:
-        """(plan, content, (emails,) whether Bob is in each, the attacker's question)."""
+        """Returns (plan, content, (emails,) whether Bob is in each, the attacker's question)."""
         if attribution not in ATTRIBUTIONS:
             raise InputError(f"attribution must be one of {', '.join(ATTRIBUTIONS)}, not {attribution!r}")
         world = EmailWorld(

@@ -1,12 +1,12 @@
-"""Audits one training run end to end, by canaries: users who do not exist, each in the data or not by a fair coin.
+"""End-to-end audits of one training run by canaries: made-up users, each included by a fair coin.
 
-Every canary user owns `contribution_bound` examples, as many as a real user may have in S. Whether their
-content is there is decided by a coin of the operating system; where it is not, their examples add nothing to any
-gradient and the graph is what it was. After training, the auditor ranks all canaries by how well the model knows them
-and guesses; a mechanism that keeps its promise cannot be guessed well. The real data are trained on as ever.
+Every canary user owns `contribution_bound` examples, as many as a real user may have in S. A coin of the operating
+system decides whether their content is included; otherwise their examples add nothing to any gradient, and the graph
+is the same. After training, the auditor ranks all canaries by how well the model fits them and guesses who was
+included; a mechanism that keeps its promise makes good guesses impossible. The real data are trained on as usual.
 
-What it is not: free. The audited model is another release of the same people's data (it should be thrown away), and the
-figures it gives are made from it. How large an epsilon can be contradicted depends on the number of canaries: even one
+What it is not: free. The audited model is another release of the same people's data (it should be deleted), and the
+figures are computed from it. How large an epsilon can be contradicted depends on the number of canaries: even one
 who guesses all of 200 right proves no epsilon above 4 (`CanaryAudit.largest_bound`).
 """
 
@@ -22,7 +22,7 @@ from scipy.stats import mannwhitneyu
 from coowned import validate
 from coowned.accounting.calculators import gaussian_dp
 from coowned.accounting.gaussian import gaussian_epsilon
-from coowned.accounting.guarantee import UNIT
+from coowned.accounting.terms import UNIT
 from coowned.attribution.graph import AttributionGraph
 from coowned.audit.one_run import epsilon_lower_bound, gaussian_lower_bound
 from coowned.content.data import Draw, TrainingData
@@ -37,7 +37,7 @@ from coowned.training.plan import TrainingPlan
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class DataWithCanaries:
-    """Training data followed by canary examples; those of a canary who was left out are empty.
+    """Training data followed by canary examples; those of left-out canaries are empty.
 
     Where canary examples have more columns than the data, real examples have zeros there.
 
@@ -85,7 +85,7 @@ class DataWithCanaries:
         return kinds | ({"norms": np.dtype(np.float32)} if self.norms else {})
 
     def with_norms(self) -> "DataWithCanaries":
-        """With the norms of the rows, which a clipping run reads along with features."""
+        """Returns the data with the norms of the rows, which a clipping run reads along with features."""
         return dataclasses.replace(self, norms="features" in self.content.arrays)
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
@@ -128,7 +128,7 @@ def graph_with_canaries(graph: AttributionGraph, *, num_users: int, per_user: in
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CanaryAudit:
-    """What one run with canaries proves."""
+    """The lower bounds on epsilon that one run with canaries proves."""
 
     epsilon_lower_bound: float  # no smaller epsilon holds at this delta, but with probability `alpha` (Steinke et al.)
     # The same if the mechanism leaks like a Gaussian one, which sees more (Mahloujifar et al.).
@@ -221,7 +221,7 @@ def audit_with_canaries(
 
 
 def _bounds(scores: npt.ArrayLike, included: npt.ArrayLike, delta: float, alpha: float) -> tuple[float, float]:
-    """Lower bounds on epsilon from the scores of canaries, half of alpha each: for any leak, and for a Gaussian one."""
+    """Computes lower bounds on epsilon from canary scores, half of alpha each: for any leak, and for a Gaussian one."""
     claim = {"delta": delta, "alpha": alpha / 2}
     return epsilon_lower_bound(scores, included, **claim), gaussian_lower_bound(scores, included, **claim)
 
@@ -240,12 +240,12 @@ def area_under_curve(inside: npt.ArrayLike, outside: npt.ArrayLike) -> float:
 
 
 def _losses(model: Model, parameters: Mapping[str, Any], content: CanaryContent) -> npt.NDArray[np.float64]:
-    """(canary examples,) of each as if it were in."""
+    """Computes the (canary examples,) losses as if all were included."""
     return np.asarray(compiled_for(model, model.losses)(dict(parameters), dict(content.arrays))[0], np.float64)
 
 
 def _with_names(names: pa.Array | None, added: list[str]) -> pa.Array | None:
-    """Names of the canaries behind the others', of the same type; None stays None (numbers)."""
+    """Appends names of the canaries to the others, in the same type; None stays None (numbers)."""
     if names is None:
         return None
     if pa.types.is_integer(names.type):

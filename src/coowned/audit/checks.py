@@ -1,4 +1,4 @@
-"""Defines exact tests that share one false-alarm probability, and exact bounds on a probability."""
+"""Exact tests that share one false-alarm probability, and exact bounds on a probability."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from coowned import validate
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that was checked."""
+    """The result of one check."""
 
     name: str  # what was counted, or looked at
     observed: float  # to be compared with what is expected
@@ -46,13 +46,13 @@ class CheckedLaw:
         return not self.failures
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns plain values."""
         checks = [dataclasses.asdict(check) for check in self.checks]
         return {"law": self.law, "holds": self.holds, "alpha": self.alpha, "checks": checks}
 
 
 def binomial_check(name: str, count: int, trials: int, probability: float, *, too_few: bool = False) -> Check:
-    """Exact: twice the smaller tail; with `too_few`, the lower tail alone.
+    """Tests exactly: twice the smaller tail; with `too_few`, the lower tail alone.
 
     >>> binomial_check("heads", 5, 10, 0.5).p_value
     1.0
@@ -75,13 +75,13 @@ def any_of(name: str, checks: Sequence[Check]) -> Check:
 
 
 def certain_check(name: str, holds: bool, *, observed: float, expected: float = 0.0) -> Check:
-    """Something that is so or not, without chance."""
+    """Checks a property that involves no chance."""
     observed = float(np.nan_to_num(observed, nan=np.inf, posinf=1e300, neginf=-1e300))
     return Check(name=name, observed=min(observed, 1e300), expected=float(expected), p_value=1.0 if holds else 0.0)
 
 
 def lower_bound(successes: npt.ArrayLike, trials: int, alpha: float) -> npt.NDArray[np.float64]:
-    """Clopper and Pearson's lower bound on a probability: above it with probability at most alpha.
+    """Computes Clopper and Pearson's lower bound on a probability: above it with probability at most alpha.
 
     Guarantees:
       - Holds with at least 1 - alpha, exactly.   (test_clopper_pearson_covers, test_clopper_pearson_is_scipys)
@@ -95,7 +95,7 @@ def lower_bound(successes: npt.ArrayLike, trials: int, alpha: float) -> npt.NDAr
 
 
 def upper_bound(successes: npt.ArrayLike, trials: int, alpha: float) -> npt.NDArray[np.float64]:
-    """Clopper and Pearson's upper bound on a probability: below it with probability at most alpha.
+    """Computes Clopper and Pearson's upper bound on a probability: below it with probability at most alpha.
 
     >>> round(float(upper_bound(0, 100, 0.05)), 4)
     0.0295

@@ -18,7 +18,7 @@ from coowned import validate
 from coowned.accounting.calculators import epsilon, epsilon_curve
 from coowned.accounting.terms import check_terms
 from coowned.mechanism.banded_strategy import BandedStrategy
-from coowned.mechanism.mechanism import Mechanism, WorstUser
+from coowned.mechanism.mechanism import Mechanism, Steps, WorstUser
 from coowned.training.plan import TrainingPlan
 
 USERS = ("steady", "alternating")
@@ -47,6 +47,7 @@ class MechanismClaim:
     noise_multiplier: float  # in units of one copy's clip norm
     adjacency: str  # "zero-out" or "replace"
     strategy: BandedStrategy | None = None  # of correlated noise; by default the one training would use
+    also: tuple[Steps, ...] = ()  # what the user's data go through besides, which `deltas` are for, too
 
     def __post_init__(self) -> None:
         check_terms(noise_multiplier=self.noise_multiplier, adjacency=self.adjacency)
@@ -55,7 +56,7 @@ class MechanismClaim:
 
     @classmethod
     def of(cls, plan: TrainingPlan, adjacency: str) -> "MechanismClaim":
-        """Returns what a plan claims: of its mechanism, noise multiplier and strategy, independent of its trainer."""
+        """Returns the claim of a plan: its mechanism, noise multiplier and strategy, independent of its trainer."""
         return cls(
             mechanism=plan.mechanism,
             noise_multiplier=plan.noise_multiplier,
@@ -73,7 +74,7 @@ class MechanismClaim:
         return self.mechanism.worst_user(self.strategy)
 
     def signs(self, user: str) -> npt.NDArray[np.float64]:
-        """(iterations,) the sign of the user's gradient in each step; what happens off their rounds does not count."""
+        """Returns the (iterations,) sign of the user's gradient in each step; steps off their rounds do not count."""
         validate.one_of(USERS, user=user)
         if user == "steady":
             return np.ones(self.iterations)
@@ -81,7 +82,7 @@ class MechanismClaim:
         return np.where(turn % 2, -1.0, 1.0)
 
     def log_ratio(self, observed: npt.NDArray[np.float64], user: str) -> npt.NDArray[np.float64]:
-        """(trials,) log density with the user over log density without, of (iterations, trials) noisy mean gradients.
+        """Computes (trials,) log likelihood ratios with and without the user, of (iterations, trials) releases.
 
         `observed` is in units of clip_norm / batch_size. Correlated noise is whitened by the strategy first: what a
         round adds is then a multiple of its column, and the product with the column is all that matters.
@@ -108,13 +109,14 @@ class MechanismClaim:
         return total
 
     def deltas(self, epsilons: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """delta claimed at each epsilon: proven upper bounds, largest over directions and groups."""
-        terms = {"noise_multiplier": self.noise_multiplier, "adjacency": self.adjacency}
+        """Computes the delta claimed at each epsilon: proven upper bounds, largest over directions and groups."""
+        terms = {"noise_multiplier": self.noise_multiplier, "adjacency": self.adjacency, "also": self.also}
         return _epsilon_curve(self.mechanism, **terms, epsilons=tuple(epsilons.tolist())).copy()
 
     def epsilon_at(self, delta: float) -> float:
         """Returns the claimed epsilon at one delta."""
-        return _epsilon(self.mechanism, noise_multiplier=self.noise_multiplier, adjacency=self.adjacency, delta=delta)
+        terms = {"noise_multiplier": self.noise_multiplier, "adjacency": self.adjacency, "also": self.also}
+        return _epsilon(self.mechanism, **terms, delta=delta)
 
     @functools.cached_property
     def _whitening(self) -> scipy.sparse.csr_array:
@@ -123,12 +125,12 @@ class MechanismClaim:
 
     @functools.cached_property
     def _columns(self) -> scipy.sparse.csr_array:
-        """(iterations, rounds) what one clip norm in each of their rounds becomes by whitening."""
+        """The (iterations, rounds) whitened effect of one clip norm in each of the user's rounds."""
         return self._whitening[:, self.worst_user.rounds]
 
 
 def whitening(coefficients: npt.NDArray[np.float64], steps: int) -> scipy.sparse.csr_array:
-    """(steps, steps) C of a noise strategy, which makes its noise white."""
+    """Returns the (steps, steps) matrix C of a noise strategy, which whitens its noise."""
     bands = [np.full(steps - lag, c) for lag, c in enumerate(coefficients[:steps])]
     offsets: Any = -np.arange(len(bands))
     return scipy.sparse.csr_array(scipy.sparse.diags_array(bands, offsets=offsets))
@@ -136,7 +138,7 @@ def whitening(coefficients: npt.NDArray[np.float64], steps: int) -> scipy.sparse
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def add_log_ratios(observed, signs, squares, log_weights, variance, replace, total):
-    """total (trials,) += sum over rounds of the log ratio of (rounds, trials) projections.
+    """Adds to total (trials,) the sum over rounds of the log ratio of (rounds, trials) projections.
 
     With i copies drawn a projection is normal around i q with variance `variance` q, q = squares[round]: the ratio of
     i copies to none is exp((i y - i^2 q / 2) / variance). log_weights (copies + 1,): of the probability of i.
@@ -151,7 +153,7 @@ def add_log_ratios(observed, signs, squares, log_weights, variance, replace, tot
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def add_allocation_ratios(observed, signs, squares, rounds_per_epoch, variance, replace, total):
-    """total (trials,) += sum over epochs of the log ratio of (rounds, trials) projections of one copy.
+    """Adds to total (trials,) the sum over epochs of the log ratio of (rounds, trials) projections of one copy.
 
     In an epoch it is the logarithm of the mean of the rounds' ratios, see `add_log_ratios`; a round after the last one
     has the ratio 1.

@@ -1,11 +1,13 @@
-"""Tests the noise and the counts of a covered evaluation: what an attacker sees besides the model.
+"""Tests of the noise and the counts of a covered evaluation, which an attacker sees besides the model.
 
 The functions that evaluate are driven as they are, with fresh keys and synthetic examples.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -50,23 +52,9 @@ def audit_covered(plan: TrainingPlan, model: Model, keys: Sequence[RunKey], *, a
     """
     claimed = plan.guarantee.evaluation if plan.guarantee else None
     assert claimed is not None
-    bound = min(claimed.contribution_bound, _LARGEST_BOUND)
-    graph = AttributionGraph.from_users_per_example([[user] for user in range(_USERS) for _ in range(bound + _MORE)])
-    held_out = select_held_out(graph, contribution_bound=bound)
-    own = certify(graph, held_out)
-    release = CoveredRelease(
-        noise_multiplier=claimed.noise_multiplier,
-        epsilon_share=claimed.epsilon_share,
-        unshared_noise_multiplier=None,
-        contribution_bound=own.contribution_bound,
-        size=own.size,
-        most_copies_of_one_example=own.most_copies_of_one_example,
-        graph_digest=own.graph_digest,
-        selection_digest=own.selection_digest,
-    )
-    released = {
-        held: _evaluate(graph, held_out, release, keys if held == "blank" else keys[:2], held) for held in _WORLDS
-    }
+    made = _HeldOut.like(claimed)
+    bound = made.bound
+    released = {held: made.evaluate(keys if held == "blank" else keys[:2], held, _SETTINGS) for held in _WORLDS}
     deviation = claimed.noise_multiplier * SCALE * np.sqrt(3)  # of three parts: right answers, loss, confusion matrix
     white = released["blank"] / deviation  # (keys, length) pure noise
     training = [_of_training(plan, model, key) for key in keys]
@@ -97,23 +85,68 @@ def audit_covered(plan: TrainingPlan, model: Model, keys: Sequence[RunKey], *, a
 _WORLDS = {"blank": (0.0, np.nan), "right": (5.0, 1.0), "wrong": (-5.0, 1.0)}  # feature and label of one user
 
 
-def _evaluate(
-    graph: AttributionGraph, held_out: Selection, release: CoveredRelease, keys: Sequence[RunKey], held: str
-) -> npt.NDArray[np.int64]:
-    """(keys, length) the released counts; everybody but the first user is blank."""
-    features, labels = np.zeros((graph.num_examples, 1), np.float32), np.full(graph.num_examples, np.nan, np.float32)
-    of_user = graph.users == 0  # every example has one user
-    features[of_user], labels[of_user] = _WORLDS[held]
-    data = FeatureTable(graph=graph, features=features, labels=labels)
-    model, found = LogisticRegression(num_features=1), {"coefficients": np.array([1.0, 0.0], np.float32)}
-    settings = {"settings": _SETTINGS, "release": release, "run_id": "audit"}
-    return np.array(
-        [evaluate_covered(model, found, data, held_out, run_key=key, **settings).counts for key in keys]  # pyright: ignore[reportArgumentType]
-    )
+def covered_scores(claimed: CoveredRelease, keys: Sequence[RunKey]) -> dict[str, npt.NDArray[np.float64]]:
+    """Evaluates worlds with and without one user's right answers, and returns what an attacker makes of the counts.
+
+    Returns:
+      By adjacency: (2, keys) log likelihood ratios of the claimed noise, with the user and without (or with wrong
+      answers), for a user in as many copies as the claim allows.
+    """
+    made = _HeldOut.like(claimed)
+    counted = {held: made.evaluate(keys, held, CoveredEvaluation())[:, 0] / SCALE for held in _WORLDS}
+    ratios = {
+        held: made.bound * (counts - made.bound / 2) / claimed.noise_multiplier**2 for held, counts in counted.items()
+    }
+    return {
+        adjacency: np.stack([ratios["right"], ratios[other]])
+        for adjacency, other in (("zero-out", "blank"), ("replace", "wrong"))
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _HeldOut:
+    """A held-out part in which users have more examples than the bound allows, and its release with claimed noise."""
+
+    graph: AttributionGraph
+    selected: Selection
+    release: CoveredRelease
+    bound: int
+
+    @classmethod
+    def like(cls, claimed: CoveredRelease) -> Self:
+        bound = min(claimed.contribution_bound, _LARGEST_BOUND)
+        users = [[user] for user in range(_USERS) for _ in range(bound + _MORE)]
+        graph = AttributionGraph.from_users_per_example(users)
+        selected = select_held_out(graph, contribution_bound=bound)
+        own = certify(graph, selected)
+        release = CoveredRelease(
+            noise_multiplier=claimed.noise_multiplier,
+            epsilon_share=claimed.epsilon_share,
+            unshared_noise_multiplier=None,
+            contribution_bound=own.contribution_bound,
+            size=own.size,
+            most_copies_of_one_example=own.most_copies_of_one_example,
+            graph_digest=own.graph_digest,
+            selection_digest=own.selection_digest,
+        )
+        return cls(graph=graph, selected=selected, release=release, bound=bound)
+
+    def evaluate(self, keys: Sequence[RunKey], held: str, settings: CoveredEvaluation) -> npt.NDArray[np.int64]:
+        """Computes (keys, length) released counts; everybody but the first user is blank."""
+        count = self.graph.num_examples
+        features, labels = np.zeros((count, 1), np.float32), np.full(count, np.nan, np.float32)
+        of_user = self.graph.users == 0  # every example has one user
+        features[of_user], labels[of_user] = _WORLDS[held]
+        data = FeatureTable(graph=self.graph, features=features, labels=labels)
+        model, found = LogisticRegression(num_features=1), {"coefficients": np.array([1.0, 0.0], np.float32)}
+        given: dict[str, Any] = {"settings": settings, "release": self.release, "run_id": "audit"}
+        return np.array(
+            [evaluate_covered(model, found, data, self.selected, run_key=key, **given).counts for key in keys]
+        )
 
 
 def _of_training(plan: TrainingPlan, model: Model, key: RunKey) -> list[npt.NDArray[np.int64]]:
-    """The first numbers of training's noise under the same key, for every tensor."""
+    """Returns the first numbers of training's noise under the same key, for every tensor."""
     shapes = {name: (min(_LENGTH, math.prod(shape)),) for name, shape in model.shapes().items()}
     stream = NoiseStream(
         key,

@@ -1,4 +1,4 @@
-"""Audits the whole curve: is P(A) - exp(epsilon) Q(A) anywhere above the delta that is claimed?
+"""Audits of the whole privacy curve: is P(A) - exp(epsilon) Q(A) anywhere above the claimed delta?
 
 Trials come from the trainer itself: worst-case users side by side, each with a coordinate of the model of their own,
 through the run's own plan with fresh keys. A is an event of what is released at a user's coordinate, chosen on one half
@@ -10,16 +10,18 @@ at alpha / (2 m), m the number of (epsilon, direction, user)s tried. An alarm wh
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
+from coowned.accounting.covered import CoveredRelease
 from coowned.accounting.tiers import copies_of_tiers
 from coowned.audit.checks import CheckedLaw, lower_bound, upper_bound
 from coowned.audit.claims import USERS, MechanismClaim
+from coowned.audit.covered_laws import covered_scores
 from coowned.audit.driving import audited, drive
 from coowned.audit.trainer_laws import too_small, whiten
 from coowned.audit.worlds import World, WorldData, content_for
@@ -40,6 +42,7 @@ _CANDIDATES = 400  # thresholds, of which the best is used
 _MOST_USERS = 1024  # side by side in one training
 _BATCH_NUMBERS = 2**21  # features in a batch
 _KEPT_NUMBERS = 2**23  # users times steps that are kept
+_MOST_EVALUATED = 4000  # trials with an evaluation: each takes three, about half a millisecond each
 _MICROBATCH = 128  # copies whose gradients JAX computes together
 Scores = dict[str, npt.NDArray[np.float64]]
 """By kind of user: (2, trials) log ratios of the claim with them, and without them or with the opposite.
@@ -50,7 +53,7 @@ Both sides share coins and noise; a test may use what each side does alone, neve
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
-    """One event: what was claimed of it and what was measured."""
+    """One event: its claimed delta and the measurement."""
 
     epsilon: float  # with delta, a point of the claimed curve
     delta: float
@@ -62,7 +65,7 @@ class Event:
 
     @property
     def measured_delta(self) -> float:
-        """delta is at least this at epsilon, unless a bound failed."""
+        """A lower bound on delta at epsilon, unless a bound failed."""
         return self.rate - math.exp(self.epsilon) * self.other_rate
 
     @property
@@ -70,7 +73,7 @@ class Event:
         return self.measured_delta > self.delta
 
     def epsilon_at(self, delta: float) -> float:
-        """epsilon is at least this at delta, unless a bound failed; 0 if nothing is proven."""
+        """Computes a lower bound on epsilon at delta, unless a bound failed; 0 if nothing is proven."""
         if self.rate <= delta:
             return 0.0
         return max(0.0, math.log((self.rate - delta) / self.other_rate))
@@ -78,7 +81,7 @@ class Event:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CurveAudit:
-    """What the trials of one adjacency found."""
+    """The findings of the trials under one adjacency."""
 
     mechanism: Mechanism
     noise_multiplier: float
@@ -88,34 +91,36 @@ class CurveAudit:
     iterations: int  # steps of each trial; fewer than the run's if those would take too long
     events: tuple[Event, ...]  # one a (epsilon, direction, user)
     tier: str | None = None  # of the worst-case users, where it is not that of the worst-off
+    evaluated: bool = False  # whether what is released includes a covered evaluation
 
     @property
     def holds(self) -> bool:
-        """False where the claim broke."""
+        """False if the claim was refuted."""
         return not any(event.alarm for event in self.events)
 
     @property
     def resolution(self) -> float:
-        """About the smallest delta that could have been contradicted: even what was never seen may be this likely."""
+        """About the smallest delta that could have been refuted: even what was never seen may be this likely."""
         return float(upper_bound(0, self.trials // 2, self.alpha / (2 * len(self.events))))
 
     def epsilon_lower_bound(self, delta: float) -> float:
-        """With probability at least 1 - alpha the true epsilon at delta is not below this."""
+        """Computes a lower bound on the true epsilon at delta, with confidence 1 - alpha."""
         return max(event.epsilon_at(delta) for event in self.events)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns plain values."""
         events = [
             dataclasses.asdict(event) | {"measured_delta": event.measured_delta, "alarm": event.alarm}
             for event in self.events
         ]
         plain = {name: getattr(self, name) for name in _STORED} | ({} if self.tier is None else {"tier": self.tier})
+        plain |= {"evaluated": True} if self.evaluated else {}
         return {**plain, "mechanism": self.mechanism.to_dict(), "events": events}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AuditedTier:
-    """People with a smaller bound: what a recount found, and what they are promised."""
+    """A tier with a smaller bound: its recount and its guarantee."""
 
     name: str
     found: int  # the most copies of one of them
@@ -162,12 +167,16 @@ def audit_curves(
 
     Two worst-case users are tried, whose every copy has a gradient far longer than the clip norm: always along their
     coordinate, and along it and against it in turn. The statistic is the likelihood ratio of the claim, so that it
-    needs no idea of a fault.
+    needs no idea of a fault. Where a covered evaluation is part of the claim, further curves are of both together: the
+    ratio of its counts is added to that of training, and also tried by itself.
 
     Guarantees:
       - The probability of an alarm is at most alpha for each adjacency where the claim holds.
         (test_false_alarms_are_accounted_for, test_honest_plans_pass)
       - Each of the planted bugs is caught.   (test_planted_bugs_are_caught, test_honest_plans_pass_twenty_seeds)
+      - A covered evaluation is part of what the attacker sees: without its noise, with the same noise every time, or
+        with more copies of a user than the bound, the joint claim is contradicted.
+        (test_the_joint_curve_catches_evaluation_bugs)
     What it is not: able to see deltas below `resolution`, about 1e-4; tails of noise and coins are tested on extreme
     bit patterns (`coowned.audit.words`). Unless told otherwise it trains a linear model with a coordinate a user,
     whatever the run's model is; that model is driven by `coowned.audit.trainer_laws`.
@@ -207,8 +216,32 @@ def audit_curves(
         )
         for claim, found in zip(claims, scores, strict=True)
     )
+    if tier is None and plan.guarantee is not None and plan.guarantee.evaluation is not None:
+        curves += _with_evaluation(plan.guarantee.evaluation, claims, scores, next_key, curves)
     size = too_small("mean square", side.squares, side.normals)
     return curves, CheckedLaw("noise of all trials", [size], alpha)
+
+
+def _with_evaluation(
+    release: CoveredRelease,
+    claims: Sequence[MechanismClaim],
+    scores: Sequence[Scores],
+    next_key: Callable[[], RunKey],
+    alone: Sequence[CurveAudit],
+) -> tuple[CurveAudit, ...]:
+    """Adds an evaluation to the first trials: its counts' log ratio to training's, and by itself.
+
+    Training and evaluation have independent noise, so the log ratio of both is the sum, and the curve is that of both.
+    """
+    trials = min(_MOST_EVALUATED, alone[0].trials)
+    counts = covered_scores(release, [next_key() for _ in range(trials)])
+    curves = []
+    for claim, trained, found in zip(claims, scores, alone, strict=True):
+        own = counts[claim.adjacency]
+        both = {user: trained[user][:, :trials] + own for user in USERS} | {"counts alone": own}
+        events = judge(dataclasses.replace(claim, also=(release.steps,)), both, alpha=found.alpha)
+        curves.append(dataclasses.replace(found, trials=trials, events=events, evaluated=True))
+    return tuple(curves)
 
 
 class _SideBySide:
@@ -243,7 +276,7 @@ class _SideBySide:
     def scores(
         self, claims: list[MechanismClaim], next_key: Callable[[], RunKey], *, trials: int, seconds: float
     ) -> list[Scores]:
-        """So many trials for every claim, or as many (at least one training's) as fit the time."""
+        """Runs this many trials for every claim, or as many (at least one training's) as fit the time."""
         started = time.monotonic()
         found: list[list[Scores]] = []  # by portion, then by claim
         done = 0
@@ -261,7 +294,7 @@ class _SideBySide:
         ]
 
     def _released(self, run_key: RunKey, held: int, steps: int) -> npt.NDArray[np.float64]:
-        """(steps, users) what is released at each user's coordinate."""
+        """Computes the (steps, users) release at each user's coordinate."""
         plan = audited(self._plan, self._world.selected, run_key)
         released = drive([plan], self._model, self._data[held], steps=min(steps, plan.iterations))
         along = released[self._content.tensor]
@@ -269,7 +302,7 @@ class _SideBySide:
 
 
 def _linear_model(plan: TrainingPlan, coordinates: int) -> Model:
-    """Logistic regression; where gradients are scaled, which linear models' are not, a loss for JAX to differentiate.
+    """Returns logistic regression, or a linear stand-in in JAX if gradients are scaled.
 
     Every coordinate is then a row, and has a scale of its own.
     """
@@ -290,12 +323,12 @@ def _scores(claim: MechanismClaim, released: dict[int, npt.NDArray[np.float64]])
 
 def judge(claim: MechanismClaim, scores: Scores, *, alpha: float) -> tuple[Event, ...]:
     """Chooses events on the first half of the trials and measures them on the second."""
-    half = scores[USERS[0]].shape[1] // 2
+    half = next(iter(scores.values())).shape[1] // 2
     epsilons = _epsilons(claim, half)
     deltas = claim.deltas(epsilons)
-    level = alpha / (2 * len(epsilons) * len(DIRECTIONS) * len(USERS))
+    level = alpha / (2 * len(epsilons) * len(DIRECTIONS) * len(scores))
     events = []
-    for user in USERS:
+    for user in scores:
         for direction in DIRECTIONS:
             likelier, other = scores[user]
             if direction == "out":
@@ -319,7 +352,7 @@ def judge(claim: MechanismClaim, scores: Scores, *, alpha: float) -> tuple[Event
 
 
 def _epsilons(claim: MechanismClaim, trials: int) -> npt.NDArray[np.float64]:
-    """From 0 to where the claimed delta is too small to be contradicted by so many trials."""
+    """Returns epsilons from 0 to where the claimed delta is too small to be refuted by so many trials."""
     smallest_delta = max(1e-4, 100 / trials)
     largest = min(claim.epsilon_at(min(smallest_delta, 0.5)), math.log(trials / 20))
     return np.linspace(0.0, max(largest, 1e-3), NUM_EPSILONS)
@@ -328,7 +361,7 @@ def _epsilons(claim: MechanismClaim, trials: int) -> npt.NDArray[np.float64]:
 def _candidates(
     likelier: npt.NDArray[np.float64], other: npt.NDArray[np.float64], epsilons: npt.NDArray[np.float64], level: float
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """(candidates,) thresholds, and the bounds that either side's rate would have at each."""
+    """Returns (candidates,) thresholds, and the bounds that either side's rate would have at each."""
     likelier, other = np.sort(likelier), np.sort(other)
     even = np.linspace(0, 1, _CANDIDATES // 4)
     rare = np.geomspace(1 / len(other), 1, _CANDIDATES // 4)

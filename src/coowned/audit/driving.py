@@ -61,7 +61,7 @@ def drive(
     start_from: Mapping[str, npt.NDArray[np.float32]] | None = None,
     devices: int = 1,
 ) -> Released:
-    """Returns what the first steps of a training release.
+    """Returns the releases of a training's first steps.
 
     Guarantees:
       - It is the trainer that trains: nothing of it is replaced.   (test_the_trainer_itself_is_driven)
@@ -111,7 +111,7 @@ def first_scales(plan: TrainingPlan, model: Model) -> Mapping[str, Any] | None:
 
 
 class _EnoughError(Exception):
-    """Ends a training that has run far enough."""
+    """Raised to end a training that has run far enough."""
 
 
 def _start(trainer: Trainer, plan: TrainingPlan, parameters: Mapping[str, npt.NDArray[np.float32]]) -> Any:
@@ -134,7 +134,7 @@ def _noise(plan: TrainingPlan) -> float:
 
 
 class _Seen(NamedTuple):
-    """What is read of a state; every array has a leading axis for the members."""
+    """The parts of a state that are read; every array has a leading axis for the members."""
 
     parameters: dict[str, npt.NDArray[np.float32]]
     scales: dict[str, npt.NDArray[np.float32]] | None  # of the next step
@@ -151,7 +151,7 @@ class _Seen(NamedTuple):
 
 
 def _released(seen: list[_Seen], plans: Sequence[TrainingPlan]) -> Released:
-    """(steps, members, ...) the decrease of each member's parameters in every step, in clip norms, times the scales."""
+    """Computes the (steps, members, ...) decrease of parameters in every step, in clip norms, times the scales."""
     units = np.array([plan.learning_rate * (plan.clip_norm or 1.0) / plan.batch_size for plan in plans])
     released = {}
     for name in seen[0].parameters:

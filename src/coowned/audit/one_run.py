@@ -1,4 +1,4 @@
-"""Bounds epsilon from below by one training run, in which each canary was in or out by a fair coin.
+"""Lower bounds on epsilon from one training run, in which each canary was included by a fair coin.
 
 The auditor ranks all canaries by a score and says "in" of the first n. A private mechanism limits how many of these
 guesses are right; more than it allows, at level alpha, refutes the claim. The n are fixed beforehand, and alpha is
@@ -24,7 +24,7 @@ _TOLERANCE = 1e-6  # of a bound, on the side of the lower one
 
 
 def epsilon_lower_bound(scores: npt.ArrayLike, included: npt.ArrayLike, *, delta: float, alpha: float) -> float:
-    """Above the true epsilon, for this delta, with probability at most alpha.
+    """Computes a bound that exceeds the true epsilon, for this delta, with probability at most alpha.
 
     Guarantees:
       - An honest guesser is accused with probability at most alpha.   (test_honest_guesses_are_not_accused)
@@ -85,7 +85,7 @@ def _largest(refutes: Callable[..., bool], *seen: float) -> float:
 
 
 def _p_value(epsilon: float, delta: float, m: int, n: int, right: int) -> float:
-    """At least the probability of so many right guesses under (epsilon, delta) (Steinke et al., Theorem 5.2)."""
+    """Bounds the probability of so many right guesses under (epsilon, delta) from above (Steinke et al., Thm 5.2)."""
     pure = binom.sf(right - 1, n, expit(epsilon))  # each guess is right with probability e^epsilon / (1 + e^epsilon)
     fewer = np.arange(1, right + 1)  # guesses that a failure of probability delta may have turned right
     gained = (binom.sf(right - fewer - 1, n, expit(epsilon)) - pure) / fewer

@@ -1,4 +1,4 @@
-"""Tests that the sampler draws every copy by its own coin: counts are then exactly binomial.
+"""Tests that the sampler draws every copy by an independent coin: counts are then exactly binomial.
 
 The whole-curve audit sees too much participation of one user. It hardly sees sampling that is not Poisson at all but
 has the right rates, such as shuffling (each copy once an epoch) or batches cut to a size; here they show at once.
@@ -188,7 +188,7 @@ def _draw(
     rounds: int,
     most: int = _MOST_COPIES,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], int, int]:
-    """(rounds, kept copies) what took part; (rounds,) how many did; how many did out of turn or twice; all copies."""
+    """Returns (rounds, kept copies) participations; (rounds,) counts; the count out of turn or twice; all copies."""
     inside = selection.copies > 0 if selection.groups is None else selection.groups == group
     counts = np.where(inside, selection.copies, 0)
     first = np.cumsum(counts) - counts  # number of an example's first copy among those of the group
@@ -217,7 +217,7 @@ def _draw(
 
 
 def _coincidences(drawn: npt.NDArray[np.bool_], p: float) -> list[Check]:
-    """Disjoint pairs, so that every pair has its own coins."""
+    """Tests disjoint pairs, so that every pair has its own coins."""
     rounds, copies = drawn.shape
     half = copies // 2
     pairs, triples = drawn[:, : half * 2].reshape(rounds, -1, 2), drawn[:, : copies // 3 * 3].reshape(rounds, -1, 3)
@@ -233,7 +233,7 @@ def _coincidences(drawn: npt.NDArray[np.bool_], p: float) -> list[Check]:
 
 
 def _extremes(what: str, counts: npt.NDArray[np.int64], trials: int, p: float) -> list[Check]:
-    """Returns how many of the sums are above what a binomial seldom is, and how many below."""
+    """Tests how many of the sums lie beyond extreme quantiles of a binomial, above and below."""
     checks = []
     for quantile in _BATCH_QUANTILES:
         limit = int(binom.ppf(quantile, trials, p))

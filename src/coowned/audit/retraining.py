@@ -1,4 +1,4 @@
-"""Measures how much a model tells about one person, by training it many times with and without their content."""
+"""Measurement of how much a model leaks about one person, by training it many times with and without their content."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ from coowned.errors import InputError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredLeak:
-    """What an attack on one person proves about epsilon."""
+    """The lower bound on epsilon that an attack on one person proves."""
 
     # With probability at least 1 - alpha no (epsilon, delta) guarantee with a smaller epsilon holds for this person.
     epsilon_lower_bound: float
@@ -74,7 +74,7 @@ def measure_leak(
 def retrain(
     train: Callable[[bool, int], float], *, trials: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """(scores with, scores without): `train(included, number)` returns the score of one freshly trained model.
+    """Returns (scores with, scores without): `train(included, number)` returns the score of one freshly trained model.
 
     Models with and without alternate, so that drift cannot tell them apart.
     """
@@ -107,7 +107,7 @@ def _choose(
 def _epsilon(
     first: npt.ArrayLike, of_first: int, second: npt.ArrayLike, of_second: int, delta: float, alpha: float
 ) -> npt.NDArray[np.float64]:
-    """Lower bounds on epsilon from how often an event happened on the likelier side and on the other."""
+    """Computes lower bounds on epsilon from an event's counts on the likelier side and on the other."""
     low = lower_bound(first, of_first, alpha / 2)
     high = upper_bound(second, of_second, alpha / 2)
     return np.log(np.maximum(low - delta, high) / high)

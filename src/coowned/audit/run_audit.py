@@ -13,7 +13,8 @@ import msgspec
 
 import coowned
 from coowned import codec, validate
-from coowned.accounting.guarantee import OTHER_ADJACENCY, UNIT, PrivacyGuarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
+from coowned.accounting.terms import OTHER_ADJACENCY, UNIT
 from coowned.audit.canaries import CanaryAudit, audit_with_canaries
 from coowned.audit.checks import CheckedLaw
 from coowned.audit.covered_laws import NUM_KEYS, audit_covered
@@ -56,7 +57,7 @@ _STEPS = 16  # steps of each training that is compared
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunAudit:
-    """What was tried on a run's plan."""
+    """The results of the attacks on a run's plan."""
 
     claim: PrivacyGuarantee  # the run's guarantee, recomputed
     alpha: float  # probability, at most, of an alarm where the claim holds, all tests together
@@ -79,16 +80,17 @@ class RunAudit:
         """The tests that contradict the claim."""
         of_tier = ["" if curve.tier is None else f" of tier {curve.tier!r}" for curve in self.curves]
         named = zip(self.curves, of_tier, strict=True)
-        broken = [f"{curve.adjacency} curve{tier}" for curve, tier in named if not curve.holds]
+        kind = {False: "curve", True: "curve with the evaluation"}
+        broken = [f"{curve.adjacency} {kind[curve.evaluated]}{tier}" for curve, tier in named if not curve.holds]
         return broken + [law.law for law in self.laws if not law.holds]
 
     @property
     def epsilon_lower_bound(self) -> float:
-        """Measured, at the claim's delta and adjacency."""
+        """The measured bound, at the claim's delta and adjacency."""
         return self.curves[0].epsilon_lower_bound(self.claim.delta)
 
     def verdict(self) -> str:
-        """One sentence."""
+        """Returns the verdict in one sentence."""
         odds = f"false-alarm probability at most {self.alpha:g}, audit {self.audits_run} of this run"
         if self.holds:
             return (
@@ -100,13 +102,13 @@ class RunAudit:
         return f"Broken: {tests} {'contradicts' if len(self.alarms) == 1 else 'contradict'} the claim ({odds})."
 
     def overtime(self) -> str:
-        """Why it took longer than requested; empty if it did not."""
+        """Explains why it took longer than requested; empty if it did not."""
         if self.taken <= 1.1 * self.asked:
             return ""
         return f"It took {self.taken:.0f} s instead of {self.asked:g}: {self.longest}."
 
     def not_seen(self) -> str:
-        """Returns what it cannot find."""
+        """Returns a sentence on the limits of the audit."""
         return f"{_NOT_SEEN}{_ONE_DEVICE if self.devices == 1 else ''}{_STAND_IN if self.stand_in else ''}."
 
     def to_record(self) -> AuditRecord:
@@ -207,9 +209,9 @@ def audit_plan(
     trained = audited_model(model)
     laws = TrainerLaws(plan=plan, model=trained, world=world, seconds=asked, devices=devices)
     tiers = AuditedTier.all_of(plan)
-    # Two curves, participation, noise twice, a sweep and the key source, two of each tier, and a covered evaluation;
-    # others are certain.
-    share = alpha / (7 + 2 * len(tiers) + (plan.guarantee.evaluation is not None))
+    # Two curves, participation, noise twice, a sweep and the key source, two of each tier, and a covered evaluation
+    # with two curves of its own; others are certain.
+    share = alpha / (7 + 2 * len(tiers) + 3 * (plan.guarantee.evaluation is not None))
     found = [] if seed is not None else [audit_key_source(alpha=share)]
     found.append(audit_noise_tail())
     with clock.part("drawing batches"):
@@ -263,7 +265,7 @@ def audit_plan(
 
 
 def _devices(of_run: int) -> int:
-    """As many as the run had, where there are so many; else one, which gives the same sums, and the audit says so."""
+    """Returns the number of devices of the run if available; else one, which gives the same sums and is reported."""
     import jax
 
     return of_run if of_run <= len(jax.devices()) else 1
@@ -300,7 +302,7 @@ def audit_configured_run(
     alpha: float = ALPHA,
     seed: int | None = None,
 ) -> CanaryAudit:
-    """Trains the run's configuration once more with canary users, and keeps what that proves in RUN/audit.json.
+    """Trains the run's configuration once more with canary users, and stores the result in RUN/audit.json.
 
     The model it trains is thrown away. What it finds was learned from the data: no guarantee covers it.
 
@@ -325,8 +327,8 @@ def audit_configured_run(
         raise InputError(
             f"{run.path}: trained with a different configuration; compare it with {run.path / 'config.toml'}"
         )
-    examples = config.source().read()
-    task = config.task(examples.payload.schema)
+    examples = config.source().read(content=False)
+    task = config.task(examples.schema)
     own = task.load(examples, {"train": split_examples(examples.graph, config.splits)["train"]})
     make = getattr(own.model, "with_canaries", None)
     if make is None:
@@ -375,7 +377,7 @@ def _sampler_laws(
 
 
 def _keys(seed: int | None) -> Iterator[RunKey]:
-    """Keys of the audit's own."""
+    """Yields the audit's own keys."""
     while seed is None:
         yield RunKey.from_operating_system()
     for number in itertools.count():
@@ -383,7 +385,7 @@ def _keys(seed: int | None) -> Iterator[RunKey]:
 
 
 class _Clock:
-    """How long an audit took, and its parts."""
+    """A stopwatch for an audit and its parts."""
 
     def __init__(self) -> None:
         self._started, self._parts = time.monotonic(), {}

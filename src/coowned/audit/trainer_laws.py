@@ -1,4 +1,4 @@
-"""Tests what the trainer must do for any plan on what it releases: full noise everywhere, one clip norm per copy.
+"""Tests of what the trainer releases under any plan: full noise everywhere, one clip norm per copy.
 
 Two trainings with the same fresh key share coins and noise, so that their difference is what users added, without any
 noise: whether a copy adds more than a clip norm, or changes what others add, is seen exactly.
@@ -112,7 +112,7 @@ class TrainerLaws:
         return CheckedLaw("sweep", checks, alpha)
 
     def gradient(self, run_key: RunKey) -> CheckedLaw:
-        """One step from the model's own start with one ordinary example, against the gradient computed by JAX.
+        """Compares one step from the model's own start, with one ordinary example, with the gradient computed by JAX.
 
         Guarantees:
           - What the model's own clipper adds is its gradient, scaled where the plan says so, one clip norm long.
@@ -153,7 +153,7 @@ class TrainerLaws:
         return CheckedLaw("gradient", [check], 0.5)  # certain
 
     def step_seconds(self, run_key: RunKey) -> float:
-        """How long a step takes once it is compiled."""
+        """Measures a step once it is compiled, in seconds."""
         self._drive([self._plan(run_key)], IN, QUIET, steps=1)
         started = time.monotonic()
         self._drive([self._plan(run_key)], IN, QUIET, steps=2)
@@ -165,12 +165,12 @@ class TrainerLaws:
         return audited(self.plan, self.world.selected, run_key)
 
     def _drive(self, plans: Sequence[TrainingPlan], held: int, crowd: int, **settings: Any) -> Released:
-        """Returns what `drive` gives with these settings for worst-case users and a crowd that hold this."""
+        """Drives the trainer on worst-case users and a crowd with this content; returns the releases."""
         data = WorldData(world=self.world, content=worlds.content_for(self.model), held=held, crowd=crowd)
         return drive(plans, self.model, data.in_memory(), devices=self.devices, **settings)
 
     def _drawn(self, plan: TrainingPlan, steps: int) -> npt.NDArray[np.float64]:
-        """(steps, coordinates) copies of worst-case users that the plan's batches draw, by coordinate."""
+        """Counts the (steps, coordinates) copies of worst-case users that the plan's batches draw, by coordinate."""
         coordinates = worlds.content_for(self.model).users
         drawn = np.zeros((steps, coordinates))
         batches = plan.batches()
@@ -212,13 +212,13 @@ _CONTENTS = {
 
 
 def whiten(released: npt.NDArray[np.float64], plan: TrainingPlan) -> npt.NDArray[np.float64]:
-    """(steps, ...) independent unit normals where what was released is noise of the claimed law."""
+    """Returns (steps, ...) values that are independent unit normals if the release is noise of the claimed law."""
     white = whitening(plan.coefficients, len(released)) @ released.reshape(len(released), -1)
     return white.reshape(released.shape) / plan.noise_multiplier
 
 
 def noise_checks(released: Released, plan: TrainingPlan, *, resumed: int = 0) -> list[Check]:
-    """Exact tests of noise: of its size from below, of its independence from both sides."""
+    """Tests noise exactly: its size from below, its independence from both sides."""
     white = {name: whiten(rows, plan).reshape(len(rows), -1) for name, rows in released.items()}  # (steps, size)
     count, steps = sum(rows.size for rows in white.values()), len(next(iter(white.values())))
     squares = {name: rows**2 for name, rows in white.items()}

@@ -1,4 +1,4 @@
-"""Tests random bits at their sources: keys of the operating system, and the normals that extreme words stand for.
+"""Tests of random bits at their sources: keys of the operating system, and the normals of extreme words.
 
 No number of trials reaches the tail of the noise, and none sees that two keys are alike: both are looked at directly.
 """
@@ -17,7 +17,7 @@ _LAGS = (1, 7, 8, 31, 32, 63, 64, 128)  # bits
 
 
 def audit_key_source(*, alpha: float = 1e-3, keys: int = _KEYS) -> CheckedLaw:
-    """Draws many keys as a run does: no two may be equal, nor may their bits depend on one another.
+    """Draws many keys as a run does, and tests that all differ and their bits are independent.
 
     Guarantees:
       - The probability of an alarm is at most alpha where keys are independent random bits.   (test_keys_pass)
@@ -45,7 +45,7 @@ def audit_key_source(*, alpha: float = 1e-3, keys: int = _KEYS) -> CheckedLaw:
 
 
 def audit_noise_tail() -> CheckedLaw:
-    """Looks at the normals that extreme words stand for, where a float32 generator ends at 5.42.
+    """Checks the normals of extreme words, where a float32 generator ends at 5.42.
 
     Guarantees:
       - A tail that ends early is caught.   (test_a_short_tail_is_caught)

@@ -1,4 +1,4 @@
-"""Makes up data of a run's shape, in which worst-case users own as many copies as the run's bound allows.
+"""Synthetic data of a run's shape, in which worst-case users own as many copies as the run's bound allows.
 
 Every worst-case user has a coordinate of the model to themself: the gradient of each of their examples is far longer
 than the clip norm and lies along it, so that after clipping it is one clip norm there and nothing elsewhere. What a
@@ -43,7 +43,7 @@ class World:
         users: int,
         strategy: BandedStrategy | None = None,
     ) -> "World":
-        """As many copies, distinct examples and groups (or batches) as were certified; up to so many users.
+        """Builds a world with the certified copies, distinct examples and groups (or batches), for up to so many users.
 
         Guarantees:
           - Every worst-case user is in as many copies as the bound allows.   (test_worst_case_users_are_at_the_bound)
@@ -72,7 +72,7 @@ class World:
 
     @classmethod
     def _scheduled(cls, mechanism: Mechanism, worst: WorstUser, users: int) -> "World":
-        """Users in the same rounds, at the first positions of each batch, and the crowd everywhere else."""
+        """Schedules users in the same rounds, at the first positions of each batch, and the crowd everywhere else."""
         iterations, size = mechanism.iterations, mechanism.batch_size
         assert size is not None
         users, own = max(1, min(users, size)), len(worst.rounds)
@@ -85,7 +85,7 @@ class World:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class WorldData:
-    """The content of a world's examples: what those of worst-case users hold, and what the crowd's do.
+    """The content of a world's examples: those of worst-case users, and the crowd's.
 
     With more users than coordinates, user u has coordinate u mod their number.
     """
@@ -119,7 +119,7 @@ class WorldData:
             rows[name][examples == self.one] = value
 
     def in_memory(self) -> TrainingData:
-        """As the table that a run reads in place, if there is one and it is small enough."""
+        """Returns the table that a run reads in place, if there is one and it is small enough."""
         count, shapes, kinds = self.graph.num_examples, self.shapes(), self.dtypes()
         if count * sum(math.prod(shape) for shape in shapes.values()) > _IN_MEMORY:
             return self
@@ -130,7 +130,7 @@ class WorldData:
 
 
 def content_for(model: Model) -> WorstCase:
-    """Worst-case content for a model; InputError if it has none (`coowned.models.probes.Auditable`)."""
+    """Returns the worst-case content for a model; InputError if it has none (`coowned.models.probes.Auditable`)."""
     make = getattr(model, "worst_case", None)
     if make is None:
         raise InputError(f"the audit has no worst-case content for {type(model).__name__}; implement worst_case()")
@@ -147,7 +147,7 @@ def audited_model(model: Model) -> Model:
 
 
 def _graph(owner: npt.NDArray[np.int64], users: int) -> AttributionGraph:
-    """Every example has one user: its owner, or one of the crowd."""
+    """Returns a graph in which every example has one user: its owner, or one of the crowd."""
     crowd = owner < 0
     keys = owner.copy()
     keys[crowd] = users + np.arange(np.count_nonzero(crowd))

@@ -1,4 +1,4 @@
-"""`coowned aliases`: which keys may be one person, for a person to review."""
+"""`coowned aliases`: suggests keys that may belong to one person, for manual review."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""`coowned audit`: tries to break what a run claims."""
+"""`coowned audit`: tries to break a run's claim."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -87,8 +87,8 @@ def run(
 
 
 def _show_canaries(known: "CanaryAudit") -> None:
-    from coowned.accounting.guarantee import UNIT
     from coowned.accounting.statement import rounded_down, rounded_up
+    from coowned.accounting.terms import UNIT
 
     show.line()
     show.line(
@@ -115,7 +115,8 @@ def _show(found: "RunAudit", folder: Path) -> None:
         of_tier = "" if curve.tier is None else f", tier {curve.tier!r}"
         nearest = {event.epsilon: event for event in sorted(curve.events, key=lambda event: event.measured_delta)}
         show.table(
-            f"{curve.adjacency}{of_tier}, {curve.trials:,} trials of {curve.iterations:,} steps",
+            f"{curve.adjacency}{of_tier}, {curve.trials:,} trials of {curve.iterations:,} steps"
+            f"{' and a covered evaluation' if curve.evaluated else ''}",
             ("epsilon", "claimed delta", "measured delta, at least", ""),
             [
                 (f"{e:.3f}", f"{f.delta:.5f}", f"{max(0.0, f.measured_delta):.5f}", "ALARM" if f.alarm else "")

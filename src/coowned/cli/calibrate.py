@@ -1,4 +1,4 @@
-"""`coowned calibrate`: a certificate and a mechanism become a noise multiplier and a statement."""
+"""`coowned calibrate`: the noise multiplier and statement for a certificate and a mechanism."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from coowned.cli import show
-from coowned.cli.options import Adjacency, AllowLargeDelta, Delta, Json
+from coowned.cli.options import Adjacency, AllowLargeDelta, Delta, Json, targets_of
 from coowned.cli.paths import read_certificate, refuse_to_overwrite
 from coowned.files import whole_files
 from coowned.mechanism.registry import MECHANISMS, mechanism_class, mechanism_class_for
@@ -17,7 +17,10 @@ from coowned.progress import one_of
 def run(
     certificate: Annotated[Path, typer.Option(metavar="C", help="The certificate that `coowned select` wrote.")],
     delta: Delta,
-    epsilon: Annotated[float | None, typer.Option(metavar="E", help="The target; or give --noise-multiplier.")] = None,
+    epsilon: Annotated[
+        str | None,
+        typer.Option(metavar="E", help="The target, or one for each tier: staff=8,customers=2; or --noise-multiplier."),
+    ] = None,
     noise_multiplier: Annotated[
         float | None, typer.Option(metavar="S", help="The noise to use; its epsilon is computed.")
     ] = None,
@@ -56,6 +59,8 @@ def run(
         coowned calibrate --certificate S.certificate.json --epsilon 8 --delta 1e-10 --batch-size 1024 --iterations 2500
 
         coowned calibrate --certificate S.certificate.json --noise-multiplier 2 --delta 1e-10 --adjacency replace
+
+        coowned calibrate --certificate S.certificate.json --epsilon "bound 3=8,careful=2" --delta 1e-10
     """
     from coowned.accounting.guarantee import guarantee
 
@@ -68,7 +73,7 @@ def run(
         claim = guarantee(
             proof,
             chosen,
-            epsilon=epsilon,
+            epsilon=targets_of(epsilon),
             noise_multiplier=noise_multiplier,
             delta=delta,
             adjacency=adjacency,

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coowned.cli import show
-from coowned.cli.options import Engine, Json, Master, check_engine, reads_data
+from coowned.cli.engine import Engine, runs_on_engines
+from coowned.cli.options import Json, Splits, reads_data, shares_of
 from coowned.cli.paths import read_certificate
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.progress import counted
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     from coowned.certificate import ContributionCertificate
 
 
+@runs_on_engines
 @reads_data
 def run(
     source: "DataSource",
+    engine: Engine,
     selection: Annotated[
         str,  # not a Path, which would turn hdfs://head/S.parquet into hdfs:/head/S.parquet
         typer.Argument(metavar="S.parquet", help="What was selected: a file, or a folder written by Spark."),
@@ -28,8 +31,7 @@ def run(
         str | None,
         typer.Option(metavar="FILE", help="The claim (default: S.certificate.json, or a run's certificate.json)."),
     ] = None,
-    engine: Engine = "local",
-    master: Master = None,
+    splits: Splits = None,
     json: Json = False,
 ) -> None:
     """Recounts S on its data; exits with code 1 if the certificate claims something else.
@@ -53,16 +55,21 @@ def run(
     certificate_path = certificate or (
         str(run_folder / "certificate.json") if run_folder else certificate_for(selection)
     )
-    check_engine(engine, master, str(source.path), selection, certificate_path)
+    engine.refuse_addresses(str(source.path), selection, certificate_path)
     if "://" not in selection and not Path(selection).exists():
         raise InputError(f"{selection}: no such file or folder; give the S that `coowned select` wrote")
-    if engine == "spark" and run_folder is not None:
+    if engine.on_spark and run_folder is not None:
         raise InputError(
             f"{selection}: the S of a run was selected from its train split; recount it without --engine spark"
         )
-    claim_and_recount = _on_spark if engine == "spark" else _locally
+    shares = shares_of(splits)
+    if shares is not None and run_folder is not None:
+        raise InputError(f"{selection}: the S of a run is recounted on the run's own train split; remove --splits")
     try:
-        claim, recount = claim_and_recount(source, selection, certificate_path, master)
+        if engine.on_spark:
+            claim, recount = _on_spark(source, selection, certificate_path, shares, engine)
+        else:
+            claim, recount = _locally(source, selection, certificate_path, shares)
         claim.check_recount(recount)
     except CertificateMismatchError as error:
         if json:
@@ -81,22 +88,24 @@ def run(
 
 
 def _locally(
-    source: "DataSource", selection: str, certificate: str, master: str | None
+    source: "DataSource", selection: str, certificate: str, shares: list[float] | None
 ) -> "tuple[ContributionCertificate, ContributionCertificate]":
     from coowned.certificate import certify
+    from coowned.content.splits import train_graph
     from coowned.selection.selection_files import read_selection
 
     claim = read_certificate(Path(certificate))
     with show.progress("reading") as progress:
-        graph = source.read(progress).graph
+        graph = source.read(progress, content=False).graph
     if (run_folder := _run_folder(selection)) is not None:
         return claim, _recount_run(run_folder, claim, graph)
+    graph = graph if shares is None else train_graph(graph, shares)
     claim.check_graph(graph.digest)
     return claim, certify(graph, read_selection(selection, graph))
 
 
 def _run_folder(selection: str) -> Path | None:
-    """The folder of the run that S belongs to, if any."""
+    """Returns the folder of the run that S belongs to, if any."""
     file = Path(selection)
     if "://" in selection or file.name != "S.parquet":
         return None
@@ -108,34 +117,35 @@ def _recount_run(
 ) -> "ContributionCertificate":
     """Recounts the S of a run on the train split of its configuration."""
     from coowned.certificate import certify
-    from coowned.content.splits import split_examples
+    from coowned.content.splits import train_graph
     from coowned.runs.stored_run import StoredRun
 
     run = StoredRun.open(folder, finished=False)
-    train = graph.subgraph(split_examples(graph, run.config(folder).splits)["train"])
+    train = train_graph(graph, run.config(folder).splits)
     claim.check_graph(train.digest)
     return certify(train, run.selection(train))
 
 
 def _on_spark(
-    source: "DataSource", selection: str, certificate: str, master: str | None
+    source: "DataSource", selection: str, certificate: str, shares: list[float] | None, engine: Engine
 ) -> "tuple[ContributionCertificate, ContributionCertificate]":
     from coowned.certificate import ContributionCertificate
     from coowned.spark.certificate import certify
     from coowned.spark.selection_files import read_certificate as read_text
     from coowned.spark.selection_files import read_selection
-    from coowned.spark.session import check_machine, session, spark_errors
+    from coowned.spark.session import check_machine
     from coowned.spark.sources import attribute_source, check_source
 
     check_source(source)
     claim = None if "://" in certificate else read_certificate(Path(certificate))
     check_machine()
-    with session(master) as spark, spark_errors(str(source.path)), show.progress("recounting") as progress:
+    with engine.session(source.path, "recounting") as (spark, progress):
         if claim is None:
             claim = ContributionCertificate.from_json(read_text(spark, certificate), name=certificate)
         chosen = read_selection(spark, selection)
         progress(0.1, "reading")
         graph = attribute_source(spark, source)
+        graph = graph if shares is None else graph.train_split(shares)
         claim.check_graph(graph.digest)
         progress(0.5, "counting")
         recount = certify(graph, chosen)

@@ -1,4 +1,4 @@
-"""`coowned compose`: what several runs together promise one person."""
+"""`coowned compose`: the joint guarantee of several runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +26,7 @@ def run(
 
         coowned compose RUN1 RUN2 --delta 1e-6
     """
-    from coowned.accounting.guarantee import compose
+    from coowned.accounting.composed_guarantee import compose
     from coowned.runs.stored_run import read_claim
 
     claims = [read_claim(folder) for folder in folders]

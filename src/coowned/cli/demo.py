@@ -1,34 +1,26 @@
 """`coowned demo`: all stages on a synthetic e-mail world, from a mailbox to a report."""
 
-import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import coowned as co
 from coowned.accounting.terms import UNIT
 from coowned.cli import show
 from coowned.cli.options import Json
-from coowned.codec import encode_toml
-from coowned.errors import InputError
 from coowned.extras import require
-from coowned.files import check_writable, remove
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from coowned.accounting.choices import Choice, Plan
-    from coowned.audit.bob import Measured
+    from coowned.accounting.privacy_guarantee import PrivacyGuarantee
+    from coowned.attribution.graph import AttributionGraph
+    from coowned.audit.bob import BobTest, Measured
+    from coowned.audit.run_audit import RunAudit
+    from coowned.demo import Demo
     from coowned.runs.stored_run import StoredRun
-
-_EPSILONS = (0.5, 2.0, 8.0)  # the last is that of the report
-_TARGET: dict[str, Any] = {"delta": 1e-8, "adjacency": "zero-out"}
-_BATCHES: dict[str, Any] = {"batch_size": 64, "iterations": 200}
-_NUM_FEATURES = 64
-_CLIP_NORM = 0.4  # at 1 hardly any gradient would be clipped, and the noise be larger than it needs to be
-_MARKER = ".coowned-demo"  # in a folder whose files a further demo may replace
-_WRITTEN = ("mailbox.mbox", "emails.parquet", "S.parquet", "S.certificate.json", "guarantee.json", "report.html")
 
 
 def run(
@@ -51,73 +43,119 @@ def run(
         coowned demo
     """
     require("train", "the demo")
-    from coowned.accounting.statement import rounded_down
-    from coowned.audit.bob import ATTRIBUTIONS, BobTest
+    from coowned.audit.bob import BobTest
     from coowned.audit.run_audit import audit_run
-    from coowned.certificate import certificate_path_of
-    from coowned.cli.select import make_selector
-    from coowned.report.page import write_report
-    from coowned.selection.selection_files import write_selection
-    from coowned.synthetic.toy_emails import EmailWorld, write_mbox
+    from coowned.demo import EPSILONS, Demo
 
-    say = (lambda text="": None) if json else show.line
+    say: Callable[[str], object] = (lambda text: None) if json else show.line
     bob = BobTest(trials=trials)
-    _prepare_folder(output)
-    world, mailbox = EmailWorld(num_people=1000, num_emails=5000), output / "mailbox.mbox"
-    with show.progress("writing e-mails"):
-        emails = world.generate(seed=0)
-        write_mbox(emails, mailbox)
-    say(f"1. A synthetic world of {world.num_people:,} people: their {emails.num_rows:,} e-mails are in {mailbox}.")
+    demo = Demo(output)
+    demo.prepare()
+    emails, graph = _attribute(demo, say)
+    with show.progress("selecting and calibrating"):
+        plans = {epsilon: demo.plan(graph, epsilon) for epsilon in EPSILONS}
+    planned, best = plans[EPSILONS[-1]]
+    if not json:
+        _show_plan(planned)
+    _show_claim(demo, graph, demo.select(graph, best), say)
+    demo.write_features(emails)
+    with show.progress("training at several epsilons"):
+        runs = {epsilon: demo.train(epsilon, choice) for epsilon, (_, choice) in plans.items()}
+    tests = {epsilon: run.evaluations()["test"].row(0, named=True) for epsilon, run in runs.items()}
+    main = runs[EPSILONS[-1]]
+    _show_accuracies(main, tests, {epsilon: choice for epsilon, (_, choice) in plans.items()}, say)
+    with show.progress("trying to break the claim"):
+        audit = audit_run(main.path, seconds=6.0)
+    say(f"6. Trying to break the claim of {main.path}: {audit.verdict()}")
+    measured = _measure(bob, say)
+    page = demo.report(main, [run for run in runs.values() if run is not main], measured)
+    _show_end(main, page, say)
+    if json:
+        show.as_json(
+            {
+                "folder": str(output),
+                "plan": planned.to_rows(),
+                **_figures(main, tests, audit),
+                "bob": [_bob(one) for one in measured],
+                "report": str(page),
+            }
+        )
 
-    by_sender, graph = co.read_mail(mailbox, attribute_to="sender").graph, co.read_mail(mailbox).graph
+
+def _attribute(demo: "Demo", say: Callable[[str], object]) -> "tuple[pa.Table, AttributionGraph]":
+    from coowned.attribution.mail import read_mail
+
+    with show.progress("writing e-mails"):
+        emails = demo.write_mailbox()
+    say(
+        f"1. A synthetic world of {demo.world.num_people:,} people: their {emails.num_rows:,} e-mails are in "
+        f"{demo.mailbox}."
+    )
+    by_sender, graph = read_mail(demo.mailbox, attribute_to="sender").graph, read_mail(demo.mailbox).graph
     say(
         f"2. Attributed to its sender alone, an e-mail has {by_sender.num_pairs / by_sender.num_examples:.2f} owners; "
         f"attributed to everyone in it, {graph.num_pairs / graph.num_examples:.2f}.\n"
         "   What is written to Bob is about Bob: only the second protects him."
     )
+    return emails, graph
 
-    with show.progress("selecting and calibrating"):
-        plans = {epsilon: _plan(graph, epsilon) for epsilon in _EPSILONS}
-    planned, best = plans[_EPSILONS[-1]]
-    terms = f"delta {_TARGET['delta']:g}; adjacency: {_TARGET['adjacency']}"
-    say(f"3. Sets of e-mails with nobody in more than k of them, and the noise for epsilon {_EPSILONS[-1]:g}")
-    say(f"   (unit: {UNIT}; contribution bound k; {terms}):")
-    if not json:
-        columns = ("   selector", "k", "copies", "distinct", "proven bound", "noise multiplier", "")
-        show.table("", columns, [_row(choice) for choice in planned.choices], left=(0, 6))
 
-    selection = make_selector(best.selector, {"contribution_bound": best.contribution_bound}).select(graph)
-    certificate = co.certify(graph, selection)
-    mechanism = co.PoissonSampling.from_certificate(certificate, **_BATCHES)
-    claim = co.guarantee(certificate, mechanism, epsilon=_EPSILONS[-1], **_TARGET)
-    selected = output / "S.parquet"
-    write_selection(selected, graph, selection)
-    certificate_path_of(selected).write_text(certificate.to_json() + "\n", encoding="utf-8")
-    (output / "guarantee.json").write_text(claim.to_json() + "\n", encoding="utf-8")
+def _terms() -> str:
+    from coowned.demo import TARGET
+
+    return f"delta {TARGET['delta']:g}; adjacency: {TARGET['adjacency']}"
+
+
+def _show_plan(planned: "Plan") -> None:
+    from coowned.demo import EPSILONS
+
+    show.line(f"3. Sets of e-mails with nobody in more than k of them, and the noise for epsilon {EPSILONS[-1]:g}")
+    show.line(f"   (unit: {UNIT}; contribution bound k; {_terms()}):")
+    columns = ("   selector", "k", "copies", "distinct", "proven bound", "noise multiplier", "")
+    show.table("", columns, [_row(choice) for choice in planned.choices], left=(0, 6))
+
+
+def _row(choice: "Choice") -> tuple[str | int, ...]:
+    return (
+        f"   {choice.selector}",
+        choice.contribution_bound or "-",
+        choice.size,
+        choice.num_distinct,
+        "" if choice.selected.upper_bound is None else choice.selected.upper_bound,
+        "-" if choice.noise_multiplier is None else f"{choice.noise_multiplier:.3f}",
+        "<- best" if choice.best else "",
+    )
+
+
+def _show_claim(
+    demo: "Demo", graph: "AttributionGraph", claim: "PrivacyGuarantee", say: Callable[[str], object]
+) -> None:
     say(
-        f"4. Selected from all {graph.num_examples:,} e-mails, recounted and accounted for ({selected}, "
-        f"{certificate_path_of(selected).name}, guarantee.json). Training on this set gives:\n\n"
+        f"4. Selected from all {graph.num_examples:,} e-mails, recounted and accounted for ({demo.selected}, "
+        f"S.certificate.json, guarantee.json). Training on this set gives:\n\n"
         f"{claim.statement()}\n"
     )
 
-    _write_features(output, emails)
-    with show.progress("training at several epsilons"):
-        runs = {epsilon: _train(output, epsilon, choice) for epsilon, (_, choice) in plans.items()}
-    tests = {epsilon: run.evaluations()["test"].row(0, named=True) for epsilon, run in runs.items()}
-    main, at_main = runs[_EPSILONS[-1]], tests[_EPSILONS[-1]]
-    trained = main.claim
-    split = trained.certificate.num_examples
+
+def _show_accuracies(
+    main: "StoredRun",
+    tests: Mapping[float, Mapping[str, Any]],
+    choices: "Mapping[float, Choice]",
+    say: Callable[[str], object],
+) -> None:
     say("5. Is an e-mail about work or private life? Accuracy on e-mails kept out of training, by epsilon")
-    say(f"   (unit: {UNIT}; {terms}), and on the same batches without privacy. Each run uses the best choice for")
-    say(f"   its own epsilon and selects again, from the {split:,} e-mails of its train split:")
+    say(f"   (unit: {UNIT}; {_terms()}), and on the same batches without privacy. Each run uses the best choice for")
+    say(f"   its own epsilon and selects again, from the {main.certificate.num_examples:,} e-mails of its train split:")
     for epsilon, row in tests.items():
         accuracies = f"{row['accuracy']:6.1%}, without privacy {row['baseline_accuracy']:6.1%}"
-        say(f"   epsilon {epsilon:<4g} {accuracies}   ({plans[epsilon][1].label})")
-    say(f"   Always answering {at_main['trivial']} gives {at_main['trivial_accuracy']:.1%}.")
+        say(f"   epsilon {epsilon:<4g} {accuracies}   ({choices[epsilon].label})")
+    trivial = tests[max(tests)]
+    say(f"   Always answering {trivial['trivial']} gives {trivial['trivial_accuracy']:.1%}.")
 
-    with show.progress("trying to break the claim"):
-        audit = audit_run(main.path, seconds=6.0)
-    say(f"6. Trying to break the claim of {main.path}: {audit.verdict()}")
+
+def _measure(bob: "BobTest", say: Callable[[str], object]) -> "Sequence[Measured]":
+    from coowned.accounting.statement import rounded_down
+    from coowned.audit.bob import ATTRIBUTIONS
 
     measured = []
     with show.progress("training with and without Bob") as done:
@@ -133,66 +171,36 @@ def run(
             f"   attributed to {one.attribution:<9} claimed epsilon {one.shown_epsilon}, measured at least "
             f"{rounded_down(one.leak.epsilon_lower_bound)}: {verdict}"
         )
+    return measured
 
-    others = [run.path for run in runs.values() if run is not main]
-    page = write_report(main.path, output / "report.html", also=others, bob=measured)
+
+def _show_end(main: "StoredRun", page: Path, say: Callable[[str], object]) -> None:
+    trained, certificate = main.claim, main.certificate
     say(
         f"\nThe page with all of this: {page}\n"
-        f"The model on it was trained on {trained.certificate.num_distinct:,} of the {split:,} e-mails of the train "
-        "split. They were selected by who wrote to whom, not by what they say, and a recount found nobody in more "
-        f"than {trained.contribution_bound} copies.\n"
+        f"The model on it was trained on {certificate.num_distinct:,} of the {certificate.num_examples:,} e-mails of "
+        "the train split. They were selected by who wrote to whom, not by what they say, and a recount found nobody "
+        f"in more than {trained.contribution_bound} copies.\n"
         "Noise in training then hides the content of any one person's e-mails, sent or received:\n"
         f"epsilon {trained.shown_epsilon} ({trained.terms()}).\n"
         "With the sender as the only owner of an e-mail, the sender would be protected, but not Bob."
     )
-    if json:
-        claimed = ("epsilon", "delta", "adjacency", "unit", "contribution_bound", "noise_multiplier")
-        show.as_json(
-            {
-                "folder": str(output),
-                "plan": planned.to_rows(),
-                **{name: getattr(trained, name) for name in claimed},
-                "accuracy_by_epsilon": {
-                    **{f"{epsilon:g}": row["accuracy"] for epsilon, row in tests.items()},
-                    "none": at_main["baseline_accuracy"],
-                },
-                "audit": {
-                    "holds": audit.holds,
-                    "verdict": audit.verdict(),
-                    "epsilon_lower_bound": audit.epsilon_lower_bound,
-                },
-                "bob": [_bob(one) for one in measured],
-                "report": str(page),
-            }
-        )
 
 
-def _prepare_folder(output: Path) -> None:
-    """Creates the folder and removes the files of an earlier demo; other files are not touched.
-
-    Guarantees:
-      - Files of the demo's names that no demo wrote are kept, and the folder refused.   (test_others_files_are_kept)
-    """
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{output}: cannot create the folder ({error.strerror}); choose another with -o") from None
-    check_writable(output)
-    paths = [output / name for name in _WRITTEN]
-    for epsilon in _EPSILONS:
-        paths += _paths(output, epsilon)
-    marker = output / _MARKER
-    if not marker.exists():
-        for path in paths:
-            if os.path.lexists(path):
-                raise InputError(f"{path}: already exists and was not written by a demo; choose another folder with -o")
-        marker.write_text("Written by `coowned demo`, which replaces its own files here.\n", encoding="utf-8")
-    for path in paths:
-        remove(path)
-
-
-def _paths(output: Path, epsilon: float) -> tuple[Path, Path]:
-    return output / f"run-epsilon-{epsilon:g}", output / f"epsilon-{epsilon:g}.toml"
+def _figures(main: "StoredRun", tests: Mapping[float, Mapping[str, Any]], audit: "RunAudit") -> dict[str, Any]:
+    claimed = ("epsilon", "delta", "adjacency", "unit", "contribution_bound", "noise_multiplier")
+    return {
+        **{name: getattr(main.claim, name) for name in claimed},
+        "accuracy_by_epsilon": {
+            **{f"{epsilon:g}": row["accuracy"] for epsilon, row in tests.items()},
+            "none": tests[max(tests)]["baseline_accuracy"],
+        },
+        "audit": {
+            "holds": audit.holds,
+            "verdict": audit.verdict(),
+            "epsilon_lower_bound": audit.epsilon_lower_bound,
+        },
+    }
 
 
 def _bob(found: "Measured") -> dict[str, Any]:
@@ -206,63 +214,3 @@ def _bob(found: "Measured") -> dict[str, Any]:
         "models": found.leak.trials,
         "refuted": not found.claim_holds,
     }
-
-
-def _plan(graph: "co.AttributionGraph", epsilon: float) -> "tuple[Plan, Choice]":
-    """Every choice for one epsilon, and the best of them."""
-    settings = {"contribution_bounds": (1, 3, 10), "mechanism": "poisson", "num_parameters": _NUM_FEATURES + 1}
-    planned = co.plan(graph, epsilon=epsilon, **settings, **_TARGET, **_BATCHES)
-    return planned, next(choice for choice in planned.choices if choice.best)
-
-
-def _row(choice: "Choice") -> tuple[str | int, ...]:
-    return (
-        f"   {choice.selector}",
-        choice.contribution_bound or "-",
-        choice.size,
-        choice.num_distinct,
-        "" if choice.selected.upper_bound is None else choice.selected.upper_bound,
-        "-" if choice.noise_multiplier is None else f"{choice.noise_multiplier:.3f}",
-        "<- best" if choice.best else "",
-    )
-
-
-def _write_features(output: Path, emails: "pa.Table") -> None:
-    """Hashed words of every e-mail, for a linear model."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from coowned.synthetic.hashed_words import hashed_words
-
-    features = hashed_words(emails["text"].to_pylist(), _NUM_FEATURES)
-    column = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), _NUM_FEATURES)
-    table = emails.select(["message_id", "users", "label"]).append_column("features", column)
-    pq.write_table(table, output / "emails.parquet")
-
-
-def _train(output: Path, epsilon: float, choice: "Choice") -> "StoredRun":
-    from coowned.runs.config import TrainConfig
-    from coowned.runs.configured_run import run_configuration
-    from coowned.runs.run_folder import RunFolder
-    from coowned.runs.stored_run import StoredRun
-
-    folder, config = _paths(output, epsilon)
-    config.write_text(_configuration(epsilon, choice), encoding="utf-8")
-    with RunFolder.open(folder) as opened:
-        run_configuration(TrainConfig.read(config), opened)
-    return StoredRun.open(folder)
-
-
-def _configuration(epsilon: float, choice: "Choice") -> str:
-    """Returns the configuration of one run of the demo."""
-    sections = {
-        "data": {"path": "emails.parquet", "users": "users", "example_id": "message_id", "splits": [0.8, 0.1, 0.1]},
-        "selection": {"selector": choice.selector, "contribution_bound": choice.contribution_bound, "seed": 0},
-        "privacy": {"epsilon": epsilon, **_TARGET},
-        "mechanism": {"kind": "dp-sgd", **_BATCHES, "clip_norm": _CLIP_NORM},
-        "model": {"kind": "logistic-regression", "features": "features", "label": "label"},
-        "optimizer": {"name": "adam", "learning_rate": 0.05},
-        "run": {"baseline": True},
-        "report": {"name": "E-mail classifier of the demo", "purpose": "tells work from private life"},
-    }
-    return encode_toml(sections)

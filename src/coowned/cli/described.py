@@ -1,4 +1,4 @@
-"""A training run that options describe, without a configuration file: shared by `train` and `plan`."""
+"""Options that describe a training run without a configuration file, shared by `train` and `plan`."""
 
 import dataclasses
 import functools
@@ -74,13 +74,13 @@ _PRIVACY = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Described:
-    """What was given of a model and of a privacy target."""
+    """The given options of a model and of a privacy target."""
 
     model: Mapping[str, Any]
     privacy: Mapping[str, Any]
 
     def refuse(self, reason: str, *, privacy: bool = True) -> None:
-        """Refuses all options of the model, and of privacy where these do not apply either."""
+        """Raises an error for all options of the model, and for those of privacy if they do not apply either."""
         for name in {**self.model, **(self.privacy if privacy else {})}:
             raise InputError(f"--{name} {reason}")
 

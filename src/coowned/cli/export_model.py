@@ -1,4 +1,4 @@
-"""`coowned export-model`: what may be published, and nothing else."""
+"""`coowned export-model`: exports what may be published, and nothing else."""
 
 from pathlib import Path
 from typing import Annotated

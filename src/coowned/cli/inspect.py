@@ -1,10 +1,12 @@
-"""`coowned inspect`: what the data look like before anything is selected."""
+"""`coowned inspect`: statistics of the data before anything is selected."""
 
-from typing import TYPE_CHECKING, Annotated
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coowned.cli import show
+from coowned.cli.engine import Engine, runs_on_engines
 from coowned.cli.options import Json, reads_data
 from coowned.progress import counted
 
@@ -13,9 +15,11 @@ if TYPE_CHECKING:
     from coowned.attribution.statistics import GraphStatistics
 
 
+@runs_on_engines
 @reads_data
 def run(
     source: "DataSource",
+    engine: Engine,
     show_keys: Annotated[
         bool, typer.Option("--show-keys", help="Show the keys of the heaviest users instead of their ranks.")
     ] = False,
@@ -33,30 +37,80 @@ def run(
 
         coowned inspect messages.csv --users sender,to,cc --separator ";" --json
 
+        coowned inspect hdfs://head/pairs.parquet --user user_id --example-id example_id --engine spark \\
+            --master spark://head:7077 --checkpoint-dir hdfs://head/tmp
+
         coowned inspect slack-export.zip --attribute-to channel
 
         coowned inspect mail.db --query "SELECT id, sender, recipients FROM mail ORDER BY id" \\
             --example-id id --users sender,recipients --separator ";"
     """
-    from coowned.attribution.statistics import GraphStatistics, heavy_users_advice
-
-    with show.progress("reading") as progress:
-        examples = source.read(progress)
-    statistics = GraphStatistics.of(examples.graph)
-    names = [f"#{rank}" for rank in range(1, len(statistics.heaviest_users) + 1)]
-    if show_keys:
-        names = [examples.user_keys[user].as_py() for user, _ in statistics.heaviest_users]
+    engine.refuse_addresses(str(source.path))
+    found = _on_spark(source, engine) if engine.on_spark else _locally(source)
+    statistics = found.statistics
+    names = found.heaviest if show_keys else [f"#{rank}" for rank in range(1, len(found.heaviest) + 1)]
     if json:
         fields = statistics.to_dict()
         fields["heaviest_users"] = [
             {"user": name, "examples": held} for name, (_, held) in zip(names, statistics.heaviest_users, strict=True)
         ]
-        fields["columns_read"] = list(examples.graph.columns_read)
-        show.as_json({**fields, "digest": examples.graph.digest, "notes": dict(examples.notes)})
+        fields["columns_read"] = list(found.columns_read)
+        show.as_json({**fields, "digest": found.digest, "notes": found.notes})
         return
-    _print(statistics, names, dict(examples.notes))
-    if advice := heavy_users_advice(examples.graph, max(statistics.blocked)):
-        show.line(advice)
+    _print(statistics, names, found.notes)
+    if found.advice:
+        show.line(found.advice)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Inspected:
+    """The findings of an engine."""
+
+    statistics: "GraphStatistics"
+    heaviest: list[Any]  # keys of the heaviest users
+    columns_read: tuple[str, ...]
+    digest: str
+    notes: dict[str, int]
+    advice: str | None
+
+
+def _locally(source: "DataSource") -> _Inspected:
+    from coowned.attribution.statistics import GraphStatistics, heavy_users_advice
+
+    with show.progress("reading") as progress:
+        examples = source.read(progress, content=False)
+    statistics = GraphStatistics.of(examples.graph)
+    return _Inspected(
+        statistics=statistics,
+        heaviest=[examples.user_keys[user].as_py() for user, _ in statistics.heaviest_users],
+        columns_read=examples.graph.columns_read,
+        digest=examples.graph.digest,
+        notes=dict(examples.notes),
+        advice=heavy_users_advice(examples.graph, max(statistics.blocked)),
+    )
+
+
+def _on_spark(source: "DataSource", engine: Engine) -> _Inspected:
+    from coowned.spark.session import check_machine
+    from coowned.spark.sources import attribute_source, check_source
+
+    check_source(source)
+    check_machine()
+    with engine.session(source.path, "inspecting") as (spark, progress):
+        progress(0.1, "reading")
+        graph = attribute_source(spark, source)
+        progress(0.5, "counting")
+        statistics = graph.statistics()
+        found = _Inspected(
+            statistics=statistics,
+            heaviest=[user for user, _ in graph.heaviest],
+            columns_read=graph.columns_read,
+            digest=graph.digest,
+            notes={},
+            advice=graph.heavy_users().advice(max(statistics.blocked)),
+        )
+        graph.release()
+    return found
 
 
 def _print(statistics: "GraphStatistics", names: list[str], notes: dict[str, int]) -> None:
@@ -73,9 +127,7 @@ def _print(statistics: "GraphStatistics", names: list[str], notes: dict[str, int
             ("  examples per user", "", *_spread(statistics, "examples_per_user")),
             ("  not protected", statistics.num_unprotected_users, "", "", ""),
             ("pairs", statistics.num_pairs, "", "", ""),
-            ("components", statistics.num_components, "", "", ""),
-            ("  users in the largest", statistics.largest_component_users, "", "", ""),
-            ("  examples in the largest", statistics.largest_component_examples, "", "", ""),
+            *((name, number, "", "", "") for name, number in _components(statistics)),
         ],
     )
     for title, histogram, unit in (
@@ -101,6 +153,17 @@ def _print(statistics: "GraphStatistics", names: list[str], notes: dict[str, int
         )
     for name, value in notes.items():
         show.line(f"{name.replace('_', ' ')}: {value:,}")
+
+
+def _components(statistics: "GraphStatistics") -> list[tuple[str, int]]:
+    if statistics.num_components is None:
+        return []
+    largest = (statistics.largest_component_users or 0, statistics.largest_component_examples or 0)
+    return [
+        ("components", statistics.num_components),
+        ("  users in the largest", largest[0]),
+        ("  examples in the largest", largest[1]),
+    ]
 
 
 def _spread(statistics: "GraphStatistics", name: str) -> tuple[float, float, int]:

@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -17,23 +17,14 @@ import typer.main
 import coowned
 from coowned import interrupts
 from coowned.errors import CertificateMismatchError, CoownedError, WorkerLostError
+from coowned.files import is_full
 
 EXIT_CLAIM, EXIT_INPUT, EXIT_MACHINE, EXIT_INTERRUPTED = 1, 2, 3, 130
 
-app = typer.Typer(
-    name="coowned",
-    help="Train models with user-level differential privacy where one example may belong to several people.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-_VERBS = (
+VERBS = (
     "demo", "inspect", "aliases", "plan", "select", "certify", "calibrate", "train", "audit", "report", "export-model",
-    "predict", "compose", "tune",
+    "predict", "compose", "tune", "spark-package",
 )  # fmt: skip
-for verb in _VERBS:
-    app.command(name=verb)(importlib.import_module(f"coowned.cli.{verb.replace('-', '_')}").run)
 
 # The base class of usage errors; typer may bundle its own copy of click, so it is looked up here.
 _UsageError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -45,13 +36,28 @@ def _show_version(requested: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     pass
+
+
+def commands(verbs: Sequence[str] = VERBS) -> typer.Typer:
+    """Imports these verbs and returns the command line that has them."""
+    app = typer.Typer(
+        name="coowned",
+        help="Train models with user-level differential privacy where one example may belong to several people.",
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for verb in verbs:
+        app.command(name=verb)(importlib.import_module(f"coowned.cli.{verb.replace('-', '_')}").run)
+    return app
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -61,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
       - After an interrupt the exit code is 130, whatever still runs.   (test_interrupt_ends_the_process_at_once)
     """
     if "_COOWNED_COMPLETE" in os.environ:  # shell completion
-        app(prog_name="coowned")
+        commands()(prog_name="coowned")
     interrupts.install_handlers()
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character still shows the rest
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
@@ -85,7 +91,7 @@ def run(arguments: list[str]) -> int:
     try:
         with _raising_swallowed_interrupts():
             # Not app(arguments), which would handle interrupts and closed pipes in its own way.
-            command = typer.main.get_command(app)
+            command = typer.main.get_command(commands([verb for verb in VERBS if verb in arguments[:1]] or VERBS))
             with command.make_context("coowned", list(arguments)) as context:
                 command.invoke(context)
             sys.stdout.flush()
@@ -112,7 +118,10 @@ def run(arguments: list[str]) -> int:
     except MemoryError:
         return _say("out of memory; use a machine with more memory or a smaller part of the data", EXIT_MACHINE)
     except OSError as error:
-        return _say(f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}", EXIT_MACHINE)
+        place = f"{error.filename}: " if error.filename else ""
+        remedies = ["make room there, or write to another disk"] if is_full(error) else []
+        remedies += getattr(error, "__notes__", [])  # what a verb advises
+        return _say("; ".join([f"{place}{error.strerror or error}", *remedies]), EXIT_MACHINE)
     except Exception:  # a bug must not look like a claim that does not hold
         traceback.print_exc()
         return _say("this is a bug in coowned; please report it with the lines above", EXIT_MACHINE)
@@ -120,7 +129,7 @@ def run(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def _raising_swallowed_interrupts() -> Iterator[None]:
-    """An interrupt that was swallowed, or turned into another error, is still an interrupt."""
+    """Raises an interrupt again that was swallowed, or turned into another error."""
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def complete_with(words: Iterable[str]) -> Callable[[], list[str]]:
-    """Shell completion of an option; the shell keeps the words that match."""
+    """Returns a shell completion of an option; the shell keeps the words that match."""
     offered = list(words)
     return lambda: offered
 
@@ -38,19 +39,28 @@ Ledger = Annotated[
     Path | None,
     typer.Option("--ledger", metavar="FILE", help="Runs to compose with; default: coowned-ledger.jsonl next to RUN."),
 ]
+
+
+def ledger_file(given: Path | None) -> str:
+    """Returns the ledger as `RunFolder.open` takes it: the file that was given, or the one next to the run."""
+    from coowned.runs.ledger import NAME
+
+    return NAME if given is None else os.path.abspath(given)
+
+
+Splits = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B,C",
+        help="Only the train split of these shares (train, validation, test), which `train` selects from.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 VerifyKey = Annotated[
     Path | None,
     typer.Option("--verify-key", metavar="FILE", help="Refuse a run that the owner of this public key did not sign."),
 ]
-Engine = Annotated[
-    str,
-    typer.Option(
-        help="local, or spark for the same result on a cluster.", autocompletion=complete_with(("local", "spark"))
-    ),
-]
-Master = Annotated[str | None, typer.Option(metavar="URL", help="spark: the cluster (default: local[*]).")]
 _DATA_HELP = (
     "A Parquet, CSV or JSONL file or folder, mail, arXiv metadata, a Slack export (folder or zip), or a SQLite file "
     "(also as sqlite:///FILE) with --query."
@@ -68,19 +78,44 @@ def check_signature(folder: Path, key: Path | None) -> None:
         verify_run(folder, verification_key(key))
 
 
-def check_engine(engine: str, master: str | None, *paths: str) -> None:
-    """Refuses an unknown engine, and URLs (hdfs://…) on the local engine."""
-    if engine not in ("local", "spark"):
-        raise InputError(f"Unknown engine {engine!r}; choose local or spark")
-    if master is not None and engine != "spark":
-        raise InputError("--master applies to Spark only; add --engine spark or remove --master")
-    for path in paths:
-        if "://" in path and engine != "spark":
-            raise InputError(f"{path}: the local engine reads files of this machine only; add --engine spark")
+def shares_of(splits: str | None) -> list[float] | None:
+    """Returns the shares that `--splits` names.
+
+    >>> shares_of("0.8, 0.1,0.1")
+    [0.8, 0.1, 0.1]
+    """
+    try:
+        return None if splits is None else [float(part) for part in splits.split(",")]
+    except ValueError:
+        raise InputError(
+            f"--splits takes three numbers separated by commas, such as 0.8,0.1,0.1, not {splits!r}"
+        ) from None
+
+
+def targets_of(epsilon: str | None) -> float | dict[str, float] | None:
+    """Returns the target that `--epsilon` names, or one for each tier.
+
+    >>> targets_of("8"), targets_of("bound 3=8, customers=2")
+    (8.0, {'bound 3': 8.0, 'customers': 2.0})
+    """
+    if epsilon is None:
+        return None
+    try:
+        if "=" not in epsilon:
+            return float(epsilon)
+        parts = [part.rpartition("=") for part in epsilon.split(",")]
+        names, values = [name.strip() for name, _, _ in parts], [float(value) for _, _, value in parts]
+    except ValueError:
+        names, values = [], []
+    if not values or "" in names or len(set(names)) < len(names):
+        raise InputError(
+            f"--epsilon takes one number, or one for each tier by name, such as staff=8,customers=2, not {epsilon!r}"
+        )
+    return dict(zip(names, values, strict=True))
 
 
 def declared_parameter(name: str, kind: type, option: Option, panel: str) -> inspect.Parameter:
-    """A keyword parameter of a verb, None by default, for a declared option."""
+    """Returns a keyword parameter of a verb, None by default, for a declared option."""
     described = typer.Option(
         *([] if option.flag is None else [option.flag]),
         metavar=option.metavar,
@@ -99,7 +134,7 @@ def with_parameters(
     parameters: Sequence[inspect.Parameter],
     build: Callable[[dict[str, Any]], Any],
 ) -> Callable[..., Any]:
-    """The verb with `parameters` instead of the parameter `replaced`, whose value `build` creates from them."""
+    """Returns the verb with `parameters` instead of the parameter `replaced`, whose value `build` creates from them."""
 
     @functools.wraps(verb)
     def run(**arguments: Any) -> Any:

@@ -59,7 +59,7 @@ def refuse_to_replace(folders: Iterable[Path], output: Path | None, *, except_fo
 
 
 def _resolved(path_or_url: PathOrURL) -> str:
-    """One spelling of each path or URL, so that two can be compared; a SQLite URL is that of its file."""
+    """Returns one spelling of each path or URL, so that two can be compared; a SQLite URL becomes its file."""
     path = str(path_or_url).removeprefix("sqlite:///").removeprefix("file://")
     return path.rstrip("/") if "://" in path else str(Path(path).resolve())
 

@@ -1,5 +1,6 @@
-"""`coowned plan`: what every mechanism, bound and selector would cost, before anything is decided."""
+"""`coowned plan`: the cost of every mechanism, bound and selector, before training."""
 
+import contextlib
 import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,73 +9,87 @@ import typer
 
 from coowned.cli import show
 from coowned.cli.described import Described, describes_run
+from coowned.cli.engine import Engine, runs_on_engines
 from coowned.cli.options import AllowLargeDelta, Json, complete_with, reads_data
 from coowned.cli.paths import files_of, refuse_to_overwrite
-from coowned.errors import CoownedError, InputError
+from coowned.errors import InputError
 from coowned.files import check_target, check_writable, whole_files
 from coowned.mechanism.registry import MECHANISMS, mechanism_class
 from coowned.progress import one_of
 
 if TYPE_CHECKING:
-    from coowned.accounting.choices import Choice
-    from coowned.attribution.examples import AttributedExamples
+    from coowned.accounting.choices import Choice, Plan
     from coowned.attribution.sources import DataSource
     from coowned.runs.config import TrainConfig
+    from coowned.runs.config_plan import Attempted
+
+
+_Config = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="TRAIN.toml",
+        help="A training configuration: its data, selector, sizes and privacy target replace DATA and the options.",
+    ),
+]
+_BatchSizes = Annotated[str | None, typer.Option(metavar="B[,B…]", help="Expected batch size, or several to try.")]
+_Iterations = Annotated[int | None, typer.Option(metavar="T", help="Number of steps.")]
+_Bounds = Annotated[
+    str | None,
+    typer.Option(
+        metavar="1,2,…", help="Bounds to try (default: 1,2,3,5,8, and larger while users have that many examples)."
+    ),
+]
+_Selectors = Annotated[
+    str | None,
+    typer.Option(metavar="A,B…", help="Selectors to try (default: greedy,greedy-with-duplicates,priced)."),
+]
+_Mechanism = Annotated[
+    str, typer.Option(help=f"{one_of([*MECHANISMS, 'all'])}.", autocompletion=complete_with([*MECHANISMS, "all"]))
+]
+_Parameters = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Trainable parameters of the model, which the noise is spread over (default: those of the --model "
+        "or the --config's, at most 100 of a linear one; else 100. BERT-Tiny has 4.4 million).",
+    ),
+]
+_Seed = Annotated[
+    int | None, typer.Option(help="Public seed that breaks ties (default: 0): the same seed gives the same S.")
+]
+_Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="plan.json|run.toml",
+        help="Where to write the rows; or, if it ends in .toml, the configuration that `train` would choose.",
+    ),
+]
+_Html = Annotated[
+    Path | None, typer.Option("--html", metavar="F", help="Where to write a page with charts of the trade-off.")
+]
 
 
 @describes_run
+@runs_on_engines
 @functools.partial(reads_data, or_config=True)
 def run(
     source: "DataSource | None",
+    engine: Engine,
     described: Described,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="TRAIN.toml",
-            help="A training configuration: its data, selector, sizes and privacy target replace DATA and the options.",
-        ),
-    ] = None,
-    batch_size: Annotated[
-        str | None, typer.Option(metavar="B[,B…]", help="Expected batch size, or several to try.")
-    ] = None,
-    iterations: Annotated[int | None, typer.Option(metavar="T", help="Number of steps.")] = None,
-    contribution_bounds: Annotated[
-        str | None,
-        typer.Option(
-            metavar="1,2,…", help="Bounds to try (default: 1,2,3,5,8, and larger while users have that many examples)."
-        ),
-    ] = None,
-    selectors: Annotated[
-        str | None,
-        typer.Option(metavar="A,B…", help="Selectors to try (default: greedy,greedy-with-duplicates,priced)."),
-    ] = None,
-    mechanism: Annotated[
-        str, typer.Option(help=f"{one_of([*MECHANISMS, 'all'])}.", autocompletion=complete_with([*MECHANISMS, "all"]))
-    ] = "all",
-    parameters: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Trainable parameters of the model, which the noise is spread over (default: those of the --model "
-            "or the --config's, at most 100 of a linear one; else 100. BERT-Tiny has 4.4 million).",
-        ),
-    ] = None,
+    config: _Config = None,
+    batch_size: _BatchSizes = None,
+    iterations: _Iterations = None,
+    contribution_bounds: _Bounds = None,
+    selectors: _Selectors = None,
+    mechanism: _Mechanism = "all",
+    parameters: _Parameters = None,
     allow_large_delta: AllowLargeDelta = False,
-    seed: Annotated[
-        int | None, typer.Option(help="Public seed that breaks ties (default: 0): the same seed gives the same S.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="plan.json|run.toml",
-            help="Where to write the rows; or, if it ends in .toml, the configuration that `train` would choose.",
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="F", help="Where to write a page with charts of the trade-off.")
-    ] = None,
+    seed: _Seed = None,
+    output: _Output = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of -o if it exists.")] = False,
+    html: _Html = None,
     json: Json = False,
 ) -> None:
     """Shows the size of S, its bias and the noise for each mechanism, contribution bound and selector; marks the best.
@@ -88,153 +103,146 @@ def run(
 
         coowned plan mail.mbox --epsilon 8 --delta 1e-8 --batch-size 64,256 --iterations 1000 --parameters 16385
 
+        coowned plan hdfs://head/papers.parquet --users authors --example-id id --epsilon 8 --delta 1e-8 \\
+            --engine spark --master spark://head:7077 --checkpoint-dir hdfs://head/tmp
+
         coowned plan --config train.toml --mechanism cyclic
 
         coowned plan mail --label folder --classes work,family --epsilon 8 --delta 1e-6 -o run.toml
     """
-    from coowned.accounting.planning import default_bounds, plan
-    from coowned.accounting.signal_to_noise import DEFAULT_PARAMETERS
-    from coowned.runs.configured_run import completed_for
-    from coowned.runs.defaults import reasons_in
-
     options: dict[str, Any] = {
         **described.privacy,
         "batch_size": None if batch_size is None else _numbers(batch_size, "--batch-size"),
         "iterations": iterations,
         "contribution_bounds": None if contribution_bounds is None else _numbers(contribution_bounds),
         "selectors": None if selectors is None else [part.strip() for part in selectors.split(",") if part.strip()],
+        "mechanism": mechanism,
+        "num_parameters": parameters,
         "allow_large_delta": allow_large_delta or None,
         "seed": seed,
     }
-    writes_config = output is not None and output.suffix == ".toml"
-    if [] in options.values():
+    given = {name: value for name, value in options.items() if value is not None}
+    if [] in given.values():
         raise InputError("Nothing to plan; name at least one bound, one selector and one batch size")
     if (source is None) == (config is None):
         raise InputError("plan needs either DATA or --config TRAIN.toml")
-    configuration = None
-    if config is not None:
-        from coowned.runs.config import TrainConfig
-
-        described.refuse("needs DATA; with a configuration, set it there", privacy=False)
-        if writes_config:
-            raise InputError(f"{output}: needs DATA; with --config, `coowned train` chooses what the file leaves out")
-        configuration = TrainConfig.read(config)
-    elif writes_config or described.model:
-        assert source is not None
-        configuration = _configuration(source, described, options, mechanism if writes_config else None)
-    settings: dict[str, Any] = {"adjacency": "zero-out"} if configuration is None else _settings_of(configuration)
-    settings |= {name: value for name, value in options.items() if value is not None}
-    for name in ("epsilon", "delta"):
-        if name not in settings:
-            raise InputError(f"plan needs --{name.replace('_', '-')}{' or --config' if config is None else ''}")
-    source = source if configuration is None else configuration.source()
-    assert source is not None
-    refuse_to_overwrite([*files_of(source), *([] if config is None else [config])], [output, html])
+    chosen = _configuration(source, described, given, config, output)
+    _check_target(chosen, given, from_file=config is not None)
+    data = chosen.source() if chosen is not None else source
+    assert data is not None
+    refuse_to_overwrite([*files_of(data), *([] if config is None else [config])], [output, html])
+    refuse_to_overwrite((), [output], replace=overwrite)
     for target in filter(None, (output, html)):  # before the work
         check_target(target)
         check_writable(target.parent, target)
-    with show.progress("reading") as progress:
-        examples = source.read(progress)
-    graph = examples.graph
-    if configuration is not None:  # the examples that `coowned train` would select from
-        from coowned.content.splits import split_examples
+    engine.refuse_addresses(str(data.path))
+    if engine.on_spark:
+        if chosen is not None:
+            raise InputError("a plan on Spark takes DATA, but no configuration or model; use the local engine")
+        found, complete = _plan_on_spark(data, given, engine), None
+    else:
+        attempted = _attempted(data, chosen, given, complete=_is_config(output))
+        with show.progress("planning") as progress:
+            found, complete = attempted.plan(progress), attempted.config
+    _write(found, complete, output, html)
+    if json:
+        show.as_json(found.to_rows())
+    else:
+        _show(found, complete, output)
 
-        graph = graph.subgraph(split_examples(graph, configuration.splits)["train"])
-        if writes_config:
-            with show.progress("choosing") as progress:
-                configuration = completed_for(configuration, examples, graph, progress=progress)
-            # What the table says of it is what is written.
-            settings |= _settings_of(configuration)
-            settings["contribution_bounds"] = [configuration.selection.settings["contribution_bound"]]
-            mechanism = mechanism_class(configuration.mechanism.sizes[0]).kind
-        elif bound := configuration.selection.settings.get("contribution_bound"):
-            settings.setdefault("contribution_bounds", sorted({bound, *default_bounds(graph)}))
-        parameters = parameters or _parameters_of(configuration, examples)
-    with show.progress("planning") as progress:
-        found = plan(
-            graph,
-            **settings,
-            mechanism=mechanism,
-            num_parameters=DEFAULT_PARAMETERS if parameters is None else parameters,
-            progress=progress,
-        )
+
+def _is_config(output: Path | None) -> bool:
+    return output is not None and output.suffix == ".toml"
+
+
+def _configuration(
+    source: "DataSource | None", described: Described, given: dict[str, Any], file: Path | None, output: Path | None
+) -> "TrainConfig | None":
+    """Returns the configuration to plan for: of a file, or what the options describe; None where they do not."""
+    if file is not None:
+        from coowned.runs.config import TrainConfig
+
+        described.refuse("needs DATA; with a configuration, set it there", privacy=False)
+        if _is_config(output):
+            raise InputError(f"{output}: needs DATA; with --config, `coowned train` chooses what the file leaves out")
+        return TrainConfig.read(file)
+    assert source is not None
+    if not _is_config(output) and not described.model:
+        return None
+    from coowned.runs.config import TrainConfig
+
+    sections = described.sections(source, allow_large_delta=bool(given.get("allow_large_delta")))
+    return TrainConfig.from_sections(
+        sections | _sections_of(given) if _is_config(output) else sections, name="the options"
+    )
+
+
+def _sections_of(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the sections of selection and mechanism; a configuration has one value where a plan tries several."""
+    for name, value in given.items():
+        if isinstance(value, list) and len(value) > 1:
+            raise InputError(f"--{name.replace('_', '-')}: a configuration has one; give one, or leave it out")
+    batch_size, bound, selector = (
+        given.get(name, [None])[0] for name in ("batch_size", "contribution_bounds", "selectors")
+    )
+    kind = None if given["mechanism"] == "all" else mechanism_class(given["mechanism"]).training_kind
+    return {
+        "mechanism": {"kind": kind, "batch_size": batch_size, "iterations": given.get("iterations")},
+        "selection": {"selector": selector, "contribution_bound": bound, "seed": given.get("seed")},
+    }
+
+
+def _check_target(config: "TrainConfig | None", given: dict[str, Any], *, from_file: bool) -> None:
+    """Refuses a plan without epsilon or delta."""
+    from coowned.runs.config_plan import plan_settings
+
+    known = given if config is None else {**plan_settings(config), **given}
+    for name in ("epsilon", "delta"):
+        if name not in known:
+            raise InputError(f"plan needs --{name}{'' if from_file else ' or --config'}")
+
+
+def _attempted(
+    source: "DataSource", config: "TrainConfig | None", given: dict[str, Any], *, complete: bool
+) -> "Attempted":
+    from coowned.runs.config_plan import Attempted, attempts_for
+
+    with show.progress("reading") as progress:
+        examples = source.read(progress, content=False)
+    if config is None:
+        return Attempted(graph=examples.graph, settings={"adjacency": "zero-out", **given})
+    with show.progress("choosing") if complete else contextlib.nullcontext() as progress:
+        return attempts_for(config, examples, given, complete=complete, progress=progress)
+
+
+def _plan_on_spark(source: "DataSource", given: dict[str, Any], engine: Engine) -> "Plan":
+    """Plans DP-SGD, with the selectors that Spark has."""
+    from coowned.accounting.planning import plan
+    from coowned.spark.planning import SparkPopulation
+    from coowned.spark.session import check_machine
+    from coowned.spark.sources import attribute_source, check_source
+
+    if given["mechanism"] not in ("all", "poisson"):
+        raise InputError("only DP-SGD can be planned on Spark; use --mechanism poisson, or the local engine")
+    check_source(source)
+    check_machine()
+    with engine.session(source.path, "planning") as (spark, progress):
+        graph = attribute_source(spark, source)
+        settings = {"adjacency": "zero-out", **given, "mechanism": "poisson"}
+        found = plan(SparkPopulation(graph=graph), **settings, progress=progress)
+        graph.release()
+    return found
+
+
+def _write(found: "Plan", config: "TrainConfig | None", output: Path | None, html: Path | None) -> None:
     if output is not None:
+        text = config.text if config is not None and _is_config(output) else f"{found.to_json()}\n"
         with whole_files(output) as (temporary,):
-            text = configuration.text if configuration and writes_config else f"{found.to_json()}\n"
             temporary.write_text(text, encoding="utf-8")
     if html is not None:
         from coowned.report.page import write_plan
 
         write_plan(found, html)
-    if json:
-        show.as_json(found.to_rows())
-        return
-    _show(found.choices)
-    for sentence in (*found.notes(), *found.advice):
-        show.line(sentence)
-    if configuration is not None and writes_config:
-        assert output is not None
-        for reason in reasons_in(configuration.text):
-            show.line(reason)
-        show.written(output)
-
-
-def _configuration(
-    source: "DataSource", described: Described, options: dict[str, Any], mechanism: str | None
-) -> "TrainConfig":
-    """Returns the configuration that the options describe; with a mechanism, all that they say of its other keys."""
-    from coowned.runs.config import TrainConfig
-
-    sections = described.sections(source, allow_large_delta=bool(options["allow_large_delta"]))
-    if mechanism is not None:
-        several = [name for name, value in options.items() if isinstance(value, list) and len(value) > 1]
-        for name in several:
-            raise InputError(f"--{name.replace('_', '-')}: a configuration has one; give one, or leave it out")
-        sizes, bounds, selectors = (
-            options[name] or [None] for name in ("batch_size", "contribution_bounds", "selectors")
-        )
-        kind = None if mechanism == "all" else mechanism_class(mechanism).training_kind
-        sections["mechanism"] = {"kind": kind, "batch_size": sizes[0], "iterations": options["iterations"]}
-        seed, bound = options["seed"], bounds[0]
-        sections["selection"] = {"selector": selectors[0], "contribution_bound": bound, "seed": seed}
-    return TrainConfig.from_sections(sections, name="the options")
-
-
-def _settings_of(config: "TrainConfig") -> dict[str, Any]:
-    from coowned.selection.registry import selectors_by_bound
-
-    selection, privacy, sizes = config.selection, config.privacy, config.mechanism
-    if isinstance(privacy.epsilon, dict):
-        raise InputError("[privacy] epsilon: a plan compares choices at one epsilon, not at one for each tier")
-    settings: dict[str, Any] = {
-        "epsilon": None if isinstance(privacy.epsilon, str) else privacy.epsilon,
-        "delta": privacy.delta,
-        "adjacency": privacy.adjacency,
-        "allow_large_delta": privacy.allow_large_delta,
-        "batch_size": sizes.batch_size,
-        "iterations": sizes.iterations,
-        "selectors": [selection.selector] if selection.selector in selectors_by_bound() else None,
-        "seed": selection.seed,
-    }
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-def _parameters_of(config: "TrainConfig", examples: "AttributedExamples") -> int | None:
-    """Trainable parameters of a configuration's model whose noise counts; None if it cannot be made yet.
-
-    Its columns, files or packages may be missing. No content is read.
-    """
-    import numpy as np
-
-    from coowned.accounting.signal_to_noise import felt_parameters
-    from coowned.models.model import num_parameters, num_scores
-
-    no_rows = {"train": np.empty(0, np.int64)}
-    try:
-        model = config.task(examples.payload.schema).load(examples, no_rows).model
-        return felt_parameters(num_parameters(model), num_scores(model))
-    except CoownedError:
-        return None
 
 
 def _numbers(text: str, option: str = "--contribution-bounds") -> list[int]:
@@ -244,9 +252,20 @@ def _numbers(text: str, option: str = "--contribution-bounds") -> list[int]:
         raise InputError(f"{option} takes integers separated by commas, not {text!r}") from None
 
 
-def _show(choices: "tuple[Choice, ...]") -> None:
-    if not choices:
-        return
+def _show(found: "Plan", config: "TrainConfig | None", output: Path | None) -> None:
+    from coowned.runs.config import reasons_in
+
+    if found.choices:
+        _show_choices(found.choices)
+    for sentence in (*found.notes(), *found.advice):
+        show.line(sentence)
+    if config is not None and output is not None and _is_config(output):
+        for reason in reasons_in(config.text):
+            show.line(reason)
+        show.written(output)
+
+
+def _show_choices(choices: "tuple[Choice, ...]") -> None:
     first = choices[0].target
     sizes = sorted({choice.target.batch_size for choice in choices})
     steps = sorted({choice.target.iterations for choice in choices})

@@ -1,4 +1,4 @@
-"""`coowned predict`: predictions of a trained model for new data."""
+"""`coowned predict`: a trained model's predictions for new data."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

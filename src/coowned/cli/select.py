@@ -1,6 +1,5 @@
 """`coowned select`: chooses the training set from the graph alone, and certifies it."""
 
-import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,22 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from coowned.cli import show
+from coowned.cli.engine import Engine, runs_on_engines
 from coowned.cli.options import (
-    Engine,
     Json,
-    Master,
     Seed,
-    check_engine,
+    Splits,
     complete_with,
     declared_parameter,
     reads_data,
+    shares_of,
     with_parameters,
 )
 from coowned.cli.paths import files_of, raise_exists, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import whole_files
-from coowned.progress import counted, nearest, one_of
-from coowned.selection.registry import CLASSES, declared_settings, selector_class
+from coowned.progress import counted, one_of
+from coowned.selection.registry import CLASSES, declared_settings, make_selector
 
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
@@ -47,10 +46,12 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 @_with_settings
+@runs_on_engines
 @reads_data
 def run(
     source: "DataSource",
     settings: dict[str, Any],
+    engine: Engine,
     output: Annotated[
         str,  # not a Path, which would turn hdfs://head/S.parquet into hdfs:/head/S.parquet
         typer.Option(
@@ -62,11 +63,17 @@ def run(
         typer.Option(help=f"{one_of(CLASSES)}.", autocompletion=complete_with(CLASSES)),
     ] = "greedy",
     seed: Seed = 0,
-    engine: Engine = "local",
-    master: Master = None,
+    splits: Splits = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace S and its certificate if they exist.")
     ] = False,
+    shards: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Also write the selected and held-out rows with their content, for [data] shards; needs --splits.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Selects a training set S in which no user is in more than K copies, and writes it with its certificate.
@@ -82,25 +89,41 @@ def run(
         coowned select mail.mbox --selector greedy-min-separation --batch-size 256 \\
             --iterations 100 --min-separation 4 -o S.parquet
 
+        coowned select papers.parquet --users authors --contribution-bound 2 --splits 0.8,0.1,0.1 -o S.parquet
+
         coowned select pairs.parquet --user user_id --example-id example_id --contribution-bound 3 \\
             --engine spark --master spark://head:7077 -o S.parquet
     """
-    from coowned.certificate import certificate_for, separation_in_words
+    from coowned.certificate import certificate_for
 
-    check_engine(engine, master)
     chooser = make_selector(selector, settings)
-    check_engine(engine, master, str(source.path), output)
+    engine.refuse_addresses(str(source.path), output)
     certificate_path = certificate_for(output)
     refuse_to_overwrite(files_of(source), (output, certificate_path), replace=overwrite)
-    if engine == "spark":
-        certificate, advice = _run_on_spark(source, chooser, seed, master, output, overwrite)
+    shares = shares_of(splits)
+    if shards is not None and shares is None:
+        raise InputError("--shards needs --splits, the shares that training uses, such as 0.8,0.1,0.1")
+    if shards is not None and engine.on_spark:
+        raise InputError("--shards needs the local engine; on Spark, coowned.spark.write_shards writes them")
+    if engine.on_spark:
+        certificate, advice = _run_on_spark(source, chooser, seed, shares, output, engine, overwrite)
     else:
-        certificate, advice = _run_locally(source, chooser, seed, Path(output), overwrite)
+        certificate, advice = _run_locally(source, chooser, seed, shares, Path(output), overwrite, shards)
     if advice is not None:
         sys.stderr.write(f"{advice}\n")
     if json:
         show.line(certificate.to_json())
-        return
+    else:
+        _show(certificate)
+        if "://" in output:
+            show.line(f"wrote {output} and {certificate_path}")
+        else:
+            show.written(Path(output), Path(certificate_path))
+
+
+def _show(certificate: "ContributionCertificate") -> None:
+    from coowned.certificate import separation_in_words
+
     bound = certificate.origin.upper_bound
     proven = "" if bound is None else f"; {certificate.size / max(1, bound):.2%} of the proven maximum {bound:,}"
     copies = counted(certificate.size, "copy", "copies")
@@ -123,43 +146,59 @@ def run(
             lost = counted(tiers.num_examples_opted_out, "example")
             show.line(f"{counted(tiers.num_opted_out, 'user')} opted out (bound 0), and with them {lost}")
         if tiers.num_unknown_keys:
-            keys = counted(tiers.num_unknown_keys, "listed key is", "listed keys are")
-            show.line(f"{keys} of nobody in the data; `coowned inspect --show-keys` lists the keys that there are")
+            show.line(tiers.unknown_keys_advice())
     if unprotected := certificate.num_unprotected_users:
         without = counted(certificate.num_copies_without_users, "copy has", "copies have")
         show.line(f"{counted(unprotected, 'user is', 'users are')} not protected; {without} no protected user")
-    if "://" in output:
-        show.line(f"wrote {output} and {certificate_path}")
-    else:
-        show.written(Path(output), Path(certificate_path))
 
 
-def _run_locally(source: "DataSource", chooser: "Selector", seed: int, output: Path, overwrite: bool) -> "_Certified":
+def _run_locally(
+    source: "DataSource",
+    chooser: "Selector",
+    seed: int,
+    shares: list[float] | None,
+    output: Path,
+    overwrite: bool,
+    shards: Path | None,
+) -> "_Certified":
     from coowned.attribution.statistics import heavy_users_advice
     from coowned.certificate import certificate_path_of, certify
+    from coowned.content.splits import train_graph
+    from coowned.runs.sharding import write_shards
     from coowned.selection.selection_files import write_selection
 
-    with whole_files(output, certificate_path_of(output)) as (selection_file, certificate_file):
+    targets = output, certificate_path_of(output), *([] if shards is None else [shards])
+    with whole_files(*targets) as (selection_file, certificate_file, *shard_folder):
         with show.progress("reading") as progress:
-            graph = source.read(progress).graph
+            examples = source.read(progress, content=False)
+        graph = examples.graph if shares is None else train_graph(examples.graph, shares)
         with show.progress(f"selecting with {chooser.name}") as progress:
             selected = chooser.select(graph, seed=seed, progress=progress)
         certificate = certify(graph, selected)
         write_selection(selection_file, graph, selected)
         certificate_file.write_text(certificate.to_json() + "\n", encoding="utf-8")
+        if shard_folder and shares is not None:
+            with show.progress("writing shards"):
+                write_shards(shard_folder[0], examples, shares, selected, certificate)
         # Another process may have written there while this one was selecting.
         refuse_to_overwrite((), (output, certificate_path_of(output)), replace=overwrite)
     return certificate, heavy_users_advice(graph, certificate.contribution_bound)
 
 
 def _run_on_spark(
-    source: "DataSource", chooser: "Selector", seed: int, master: str | None, output: str, overwrite: bool
+    source: "DataSource",
+    chooser: "Selector",
+    seed: int,
+    shares: list[float] | None,
+    output: str,
+    engine: Engine,
+    overwrite: bool,
 ) -> "_Certified":
     from coowned.certificate import certificate_for
     from coowned.spark.certificate import certify
-    from coowned.spark.selection import check_selector, select
+    from coowned.spark.selection import check_selector, choose
     from coowned.spark.selection_files import exists, write_parts, write_selection
-    from coowned.spark.session import check_machine, session, spark_errors
+    from coowned.spark.session import check_machine
     from coowned.spark.sources import attribute_source, check_source
 
     check_selector(chooser)
@@ -168,16 +207,17 @@ def _run_on_spark(
     is_remote = "://" in output
     title = f"selecting with {chooser.name}"
     with whole_files(*([] if is_remote else [output, certificate_for(output)])) as files:
-        with session(master) as spark, spark_errors(str(source.path)), show.progress(title) as progress:
+        with engine.session(source.path, title) as (spark, progress):
             if is_remote and not overwrite and exists(spark, output):
                 raise_exists(output)
             graph = attribute_source(spark, source)
-            selected = select(graph, chooser, seed=seed, progress=progress)
-            certificate = certify(graph, selected, selector=chooser, seed=seed)
+            graph = graph if shares is None else graph.train_split(shares)
+            chosen = choose(graph, chooser, seed=seed, progress=progress)
+            certificate = certify(graph, chosen.table, selector=chooser, seed=seed, upper_bound=chosen.upper_bound)
             if is_remote:
-                write_selection(selected, certificate, output)
+                write_selection(chosen.table, certificate, output)
             else:
-                write_parts(selected, certificate, files[0])
+                write_parts(chosen.table, certificate, files[0])
             advice = graph.heavy_users().advice(certificate.contribution_bound)
             graph.release()
         if not is_remote:
@@ -185,19 +225,3 @@ def _run_on_spark(
             folder.chmod(0o700)  # still in a folder that is private
             certificate_file.write_text(certificate.to_json() + "\n", encoding="utf-8")
     return certificate, advice
-
-
-def make_selector(word: str, settings: dict[str, Any]) -> "Selector":
-    """The selector of this name with these settings; an unknown or missing setting is an error."""
-    if word not in CLASSES:
-        raise InputError(f"Unknown selector {word!r}{nearest(word, CLASSES)}")
-    kind = selector_class(word)
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    for name in settings:
-        if name not in fields:
-            raise InputError(f"The selector {word} has no option --{name.replace('_', '-')}; remove it")
-    for name, field in fields.items():
-        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if needed and name not in settings:
-            raise InputError(f"The selector {word} needs --{name.replace('_', '-')}")
-    return kind(**settings)

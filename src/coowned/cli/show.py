@@ -1,4 +1,4 @@
-"""How results and progress look: tables for people on stdout, progress on stderr, JSON for machines."""
+"""Display of results and progress: tables for people on stdout, progress on stderr, JSON for machines."""
 
 import io
 import json
@@ -55,7 +55,7 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]], *, 
 
 
 def count(value: Any) -> str:
-    """Integers with thousands separated, others with four digits.
+    """Formats integers with thousands separators, other numbers with four digits.
 
     >>> count(1186128), count(4.0371)
     ('1,186,128', '4.037')
@@ -64,7 +64,7 @@ def count(value: Any) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """A number of bytes in the unit that fits it.
+    """Formats a number of bytes in a suitable unit.
 
     >>> size(812), size(3_140), size(12_400_000), size(999_999)
     ('812 bytes', '3.1 kB', '12 MB', '1 MB')
@@ -77,7 +77,7 @@ def size(num_bytes: int) -> str:
 
 
 def written(*paths: Path, seconds: float | None = None) -> None:
-    """Says which files were written, how large they are, and how long it took."""
+    """Prints which files were written, their sizes, and how long it took."""
     shown = [f"{path} ({size(_num_bytes(path))})" for path in paths]
     line(f"wrote {' and '.join(shown)}{'' if seconds is None else f' in {duration(seconds)}'}")
 

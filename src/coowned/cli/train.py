@@ -1,10 +1,11 @@
 """`coowned train`: from data to a model, following one configuration; resumable."""
 
+import contextlib
 import functools
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 from coowned import interrupts
 from coowned.cli import show
 from coowned.cli.described import Described, describes_run
-from coowned.cli.options import AllowLargeDelta, Json, Ledger, reads_data
+from coowned.cli.options import AllowLargeDelta, Json, Ledger, ledger_file, reads_data
 from coowned.cli.paths import files_of, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.progress_display import to_stderr, training
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from coowned.attribution.sources import DataSource
     from coowned.runs.config import TrainConfig
+    from coowned.runs.run_folder import RunFolder
     from coowned.runs.stored_run import StoredRun
 
 
@@ -88,47 +90,50 @@ def run(
         if workers.count > 1:
             raise InputError("--processes: these processes were started as workers already; leave the option out")
         paths = {"--sign-key": sign_key, "--ledger": ledger}
-        options = [word for name, path in paths.items() if path is not None for word in (name, str(path))]
-        options += [name for name, given in (("--allow-large-delta", allow_large_delta), ("--json", json)) if given]
-        raise typer.Exit(_in_processes(processes, config, ["-o", str(output), *options]))
+        flags = {"--allow-large-delta": allow_large_delta, "--json": json}
+        raise typer.Exit(_in_processes(processes, config, output, paths, flags))
     if workers.rank:  # worker 0 tells what happens, and signs
         with RunFolder.open(output, workers=workers) as folder:
             run_configuration(settings, folder)
         return
     key = None if sign_key is None else signing_key(sign_key)
     began = time.monotonic()
-    with RunFolder.open(output, workers=workers) as folder, training() as (progress, announce):
-        try:
-            run_configuration(
-                settings,
-                folder,
-                progress=progress,
-                announce=announce,
-                advise=to_stderr,
-            )
-        except BaseException as error:
-            if folder.is_begun:  # otherwise nothing was written that could be resumed
-                if isinstance(error, KeyboardInterrupt) or interrupts.was_received():
-                    sys.stderr.write("run the same command again to resume from the last checkpoint\n")
-                elif isinstance(error, OSError):
-                    where = "" if error.filename is None else f"{error.filename}: "
-                    advice = "fix this and run the same command again to resume from the last checkpoint"
-                    raise OSError(error.errno, f"{where}{error.strerror or error}; {advice}") from error
-            raise
+    with (
+        RunFolder.open(output, workers=workers, ledger=ledger_file(ledger)) as folder,
+        training() as (progress, announce),
+        _saying_how_to_resume(folder),
+    ):
+        run_configuration(settings, folder, progress=progress, announce=announce, advise=to_stderr)
     if key is not None:
         sign_run(output, key)
     finished = StoredRun.open(output)
     show_run(finished, json, time.monotonic() - began)
-    warn_of_others(finished, ledger)
     check_labels(finished.evaluations())
 
 
-def _in_processes(processes: int, config: Path | None, options: list[str]) -> int:
+@contextlib.contextmanager
+def _saying_how_to_resume(folder: "RunFolder") -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        if folder.is_begun:  # otherwise nothing was written that could be resumed
+            if isinstance(error, KeyboardInterrupt) or interrupts.was_received():
+                sys.stderr.write("run the same command again to resume from the last checkpoint\n")
+            elif isinstance(error, OSError):
+                error.add_note("then run the same command again to resume from the last checkpoint")
+        raise
+
+
+def _in_processes(
+    processes: int, config: Path | None, output: Path, paths: Mapping[str, Path | None], flags: Mapping[str, bool]
+) -> int:
     from coowned.runs.launch import launch
 
     if config is None:
         raise InputError("--processes needs CONFIG.toml in place of --data; --example prints one to start from")
-    return launch([sys.executable, "-m", "coowned", "train", str(config), *options], processes)
+    options = [word for name, path in paths.items() if path is not None for word in (name, str(path))]
+    options += [name for name, given in flags.items() if given]
+    return launch([sys.executable, "-m", "coowned", "train", str(config), "-o", str(output), *options], processes)
 
 
 def _configuration(
@@ -147,18 +152,9 @@ def _configuration(
     return TrainConfig.from_sections(sections, name="the options")
 
 
-def warn_of_others(run: "StoredRun", ledger: Path | None) -> None:
-    """Enters a run into its ledger, and warns where it is not the first on its graph."""
-    from coowned.runs.ledger import enter, ledger_of
-
-    warning = enter(ledger or ledger_of(run.path), run.path, run.claim) if run.claims else None
-    if warning:
-        sys.stderr.write(f"{warning}\n")
-
-
 def show_run(run: "StoredRun", json: bool, seconds: float) -> None:
     from coowned import codec
-    from coowned.report.next_steps import next_steps
+    from coowned.report.summary import next_steps
     from coowned.report.verdict import sentences
 
     splits, noise = run.evaluations(), run.signal_to_noise
@@ -199,7 +195,7 @@ def show_run(run: "StoredRun", json: bool, seconds: float) -> None:
 
 
 def _figures(table: "pl.DataFrame") -> tuple[list[str], Iterator[list[str | int]]]:
-    """Headings and rows: every figure with its interval, the trivial answer and the model without privacy."""
+    """Returns headings and rows: every figure with its interval, the trivial answer and the model without privacy."""
 
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.4f}"

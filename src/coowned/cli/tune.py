@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from coowned.cli.options import Json, Ledger
-from coowned.cli.train import show_run, warn_of_others
-from coowned.progress_display import training
+from coowned.cli.options import Json, Ledger, ledger_file
+from coowned.cli.train import show_run
 
 
 def run(
@@ -23,24 +22,30 @@ def run(
     """Trains a random number of runs with random settings of a grid, and keeps the one with the best covered score.
 
     The epsilon of [privacy] is that of the whole tuning. The section [tuning] says expected_runs, and [tuning.grid] the
-    values to try, such as learning_rate = [0.01, 0.1]. What it costs is said before the first run. Run the same command
-    again to resume after an interruption. In the end RUN is the folder of the best run; the others are removed.
+    values to try, such as learning_rate = [0.01, 0.1]. What it costs is said before the first run; the defaults of
+    `coowned train` at the same epsilon are often better. Run the same command again to resume after an interruption. In
+    the end RUN is the folder of the best run; the others are removed.
 
     Example:
 
         coowned tune tuning.toml -o RUN
     """
+    from coowned.fitting import shown_to
     from coowned.runs.stored_run import StoredRun
     from coowned.runs.tuning_config import TuningConfig
     from coowned.runs.tuning_run import run_tuning
     from coowned.training.evaluate import check_labels
 
     tuning, began = TuningConfig.read(config), time.monotonic()
-    with training() as (progress, announce):
+    with shown_to(None) as (progress, announce):  # a bar; no lines that could be kept, which would tell of all runs
         run_tuning(
-            tuning, output, progress=progress, announce=announce, advise=lambda cost: sys.stderr.write(f"{cost}\n")
+            tuning,
+            output,
+            progress=progress,
+            announce=announce,
+            advise=lambda cost: sys.stderr.write(f"{cost}\n"),
+            ledger=ledger_file(ledger),
         )
     finished = StoredRun.open(output)
     show_run(finished, json, time.monotonic() - began)
-    warn_of_others(finished, ledger)
     check_labels(finished.evaluations())

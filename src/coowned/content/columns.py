@@ -1,8 +1,8 @@
 """Columns of a payload as arrays: numbers, lists of numbers, texts.
 
-Only a declared type can refuse a column. CSV, JSONL and SQL declare none: one odd cell turns a column of numbers into
-text. There every cell is read by itself, whatever its column's type became, and what does not parse is NaN: a row
-without influence.
+Only a declared type can refuse a column. CSV, JSONL, SQL and Python lists declare none: one odd cell turns a column
+of numbers into text. There every cell is read by itself, whatever its column's type became, and what does not parse is
+NaN: a row without influence.
 
 Guarantees:
   - In data without declared types no cell changes what is read of another.   (test_one_cell_changes_no_other)
@@ -26,7 +26,7 @@ pc: Any = pyarrow.compute  # its functions are made when it is imported: no chec
 
 
 def column_type(schema: pa.Schema, name: str) -> pa.DataType:
-    """The type of a column's cells, of those in its dictionary where it has one; InputError for no such column."""
+    """Returns the type of a column's cells, dictionary-decoded; raises InputError if there is no such column."""
     if name not in schema.names:
         there = ", ".join(schema.names)
         raise InputError(f"the data have no column {name!r}, which the model reads; they have {there}")
@@ -35,7 +35,7 @@ def column_type(schema: pa.Schema, name: str) -> pa.DataType:
 
 
 def check_number_columns(schema: pa.Schema, names: str | Sequence[str], *, lists: bool = False) -> list[str]:
-    """The names as a list; refuses, with InputError, columns that are missing or declared to hold something else.
+    """Returns the names as a list; raises InputError for columns that are missing or declared non-numeric.
 
     Args:
       lists: allow a single column of lists.
@@ -47,7 +47,7 @@ def check_number_columns(schema: pa.Schema, names: str | Sequence[str], *, lists
         kind = column_type(schema, name)
         if lists and len(listed) == 1 and is_list(kind):
             kind = kind.value_type
-        if not (is_number(kind) or types_are_inferred(schema)):
+        if not (is_number(kind) or types_are_inferred(schema, name)):
             lone = "one list column or " if lists else ""
             raise InputError(f"column {name!r} must contain numbers, not {kind}; name {lone}columns of numbers")
     return listed
@@ -56,13 +56,13 @@ def check_number_columns(schema: pa.Schema, names: str | Sequence[str], *, lists
 def number_matrix(
     payload: pa.Table, names: str | Sequence[str], num_features: int | None = None
 ) -> npt.NDArray[np.float32]:
-    """(rows, `feature_width`) float32 of columns of numbers, or of one column of lists.
+    """Reads number columns, or one column of lists, as a (rows, `feature_width`) float32 matrix.
 
     A list of another length is a row of NaN.
     """
     width = feature_width(payload.schema, names, num_features)
     columns = [payload.column(name) for name in ([names] if isinstance(names, str) else names)]
-    if len(columns) == 1 and types_are_inferred(payload.schema):
+    if len(columns) == 1 and types_are_inferred(payload.schema, *([names] if isinstance(names, str) else names)):
         return inferred_numbers(columns[0], (width,))
     if len(columns) == 1 and is_list(columns[0].type):
         return numbers(columns[0], (width,))
@@ -70,7 +70,7 @@ def number_matrix(
 
 
 def feature_width(schema: pa.Schema, names: str | Sequence[str], num_features: int | None = None) -> int:
-    """How many features these columns have, by their types and `num_features` alone: the model's size reveals it.
+    """Returns the number of features, from the columns' types and `num_features` alone: the model's size reveals it.
 
     Guarantees:
       - What cells hold decides nothing: lists whose type has no length are refused without `num_features`.
@@ -81,9 +81,9 @@ def feature_width(schema: pa.Schema, names: str | Sequence[str], num_features: i
         return len(listed)
     name, kind = listed[0], column_type(schema, listed[0])
     fixed, why = 1, ""
-    if types_are_inferred(schema):  # a list of one name is a list of columns, of a number each
+    if types_are_inferred(schema, name):  # a list of one name is a list of columns, of a number each
         fixed = None if num_features or isinstance(names, str) else 1
-        why = "CSV, JSONL and SQL do not declare how many numbers a cell has"
+        why = "CSV, JSONL, SQL and Python lists do not declare how many numbers a cell has"
     elif is_list(kind):
         fixed = kind.list_size if pa.types.is_fixed_size_list(kind) else None
         why = f"its type, {kind}, does not say how long a list is"
@@ -100,7 +100,7 @@ def feature_width(schema: pa.Schema, names: str | Sequence[str], num_features: i
 
 
 def numbers(column: pa.ChunkedArray, shape: tuple[int, ...] = (), dtype: Any = np.float32) -> npt.NDArray[Any]:
-    """(rows, *shape), rounded; NaN where a number is null or does not parse, and in cells of another shape.
+    """Reads (rows, *shape) numbers, rounded; NaN for null or unparsable numbers, and in cells of another shape.
 
     >>> numbers(pa.chunked_array([["1.5", " 2 ", "n/a", None]]))
     array([1.5, 2. , nan, nan], dtype=float32)
@@ -114,7 +114,7 @@ def numbers(column: pa.ChunkedArray, shape: tuple[int, ...] = (), dtype: Any = n
 
 
 def _exact_numbers(cells: pa.Array, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
-    """The same in float64."""
+    """Reads the numbers as float64."""
     if isinstance(cells, pa.ExtensionArray):
         cells = cells.storage
     if pa.types.is_dictionary(cells.type):
@@ -144,7 +144,7 @@ def _exact_numbers(cells: pa.Array, shape: tuple[int, ...]) -> npt.NDArray[np.fl
 
 
 def inferred_numbers(column: pa.ChunkedArray, shape: tuple[int, ...], dtype: Any = np.float32) -> npt.NDArray[Any]:
-    """`numbers` of a column without a declared type: a cell may hold a list or spell it as JSON.
+    """Reads numbers of a column without a declared type: a cell may hold a list or spell it as JSON.
 
     A single number stands for a list of one.
 
@@ -175,7 +175,7 @@ def inferred_numbers(column: pa.ChunkedArray, shape: tuple[int, ...], dtype: Any
 
 
 def _json_cells(column: pa.ChunkedArray) -> list[tuple[int, Any]]:
-    """(row, value) of the cells that spell a list as JSON."""
+    """Returns (row, value) of the cells that spell a list as JSON."""
     if not is_text(column.type):
         return []
     import polars as pl
@@ -194,7 +194,7 @@ def _json_list(text: str) -> list[Any] | None:
 
 
 def _flat(cell: Any, shape: tuple[int, ...]) -> list[str] | None:
-    """The entries of a cell, spelled; it holds them all in one list, or lists of its further axes. None: neither."""
+    """Returns the entries of a cell as text, from one flat list or from nested lists; None if it is neither."""
     if not isinstance(cell, list):
         return None
     lists = [_json_list(entry) if isinstance(entry, str) else entry for entry in cell]
@@ -205,19 +205,19 @@ def _flat(cell: Any, shape: tuple[int, ...]) -> list[str] | None:
 
 
 def check_text_columns(schema: pa.Schema, text: str | Sequence[str]) -> list[str]:
-    """The names of the text columns; refuses, with InputError, columns that are missing or of another type."""
+    """Returns the names of the text columns; raises InputError for columns that are missing or of another type."""
     names = [text] if isinstance(text, str) else list(text)
     if not names:
         raise InputError("text must name one or more columns of text")
     for name in names:
         kind = column_type(schema, name)
-        if not (is_text(kind) or pa.types.is_null(kind) or types_are_inferred(schema)):
+        if not (is_text(kind) or pa.types.is_null(kind) or types_are_inferred(schema, name)):
             raise InputError(f"column {name!r} must contain text, not {kind}; name a column of text")
     return names
 
 
 def text_column(payload: pa.Table, text: str | Sequence[str]) -> pa.ChunkedArray:
-    """One text for each row: that of a column, or of several, with a new line between them."""
+    """Returns one text per row: that of a column, or of several joined by newlines."""
     columns = [spelled(payload.column(name)) for name in check_text_columns(payload.schema, text)]
     if len(columns) == 1:
         return columns[0]
@@ -226,7 +226,7 @@ def text_column(payload: pa.Table, text: str | Sequence[str]) -> pa.ChunkedArray
 
 
 def joined_text(text: str | Sequence[str]) -> str:
-    """The sentence that says how `text_column` joins several columns; "" for one."""
+    """Returns the sentence that explains how `text_column` joins several columns; "" for one."""
     return "" if isinstance(text, str) else f"A text is {' and '.join(text)}, with a new line between them."
 
 

@@ -1,11 +1,11 @@
-"""What a training step reads: features and labels of the examples of a graph, from memory or made on demand."""
+"""Training data: features and labels of a graph's examples, from memory or made on demand."""
 
 import dataclasses
 import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence, Sized
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import utf8_buffers
 from coowned.content.columns import number_matrix
+from coowned.content.derived import Arrays, MappedFiles, digest_stored
 from coowned.content.labels import read_labels
 from coowned.errors import InputError
 from coowned.exact.compiled import compiled
@@ -25,11 +26,12 @@ from coowned.exact.matrix_tiles import LINE, prefetch
 
 _NUMBERS_A_THREAD = 4_000_000  # below this a thread costs more than it saves
 _PIECE_EXAMPLES, _PIECE_NUMBERS = 4096, 2**22  # at most, of what is evaluated at once
+_MAPPED_ROWS = 1024  # of files, that are read at once
 _AHEAD, _LINES = 8, 8  # how many rows ahead, and how many lines of each, are prefetched
 
 
 class Draw(NamedTuple):
-    """For which step and which copies content is asked: what is random in it (the masks of a text) follows from that.
+    """The step and the copies that content is read for, which determine its randomness (the masks of a text).
 
     Content is filled in copy by copy, so that two copies of one example have masks of their own.
     """
@@ -42,7 +44,7 @@ class Draw(NamedTuple):
 def random_streams(
     draw: Draw | None, purpose: Purpose, *, count: int, public_seed: int
 ) -> tuple[StreamKey, npt.NDArray[np.int32]]:
-    """(the key of what is random in a step, (count,) the number of each copy, which is a stream of its own).
+    """Returns (the key of a step's randomness, (count,) the stream number of each copy).
 
     Outside training both are public, and no step's, so that all models are compared under the same.
     """
@@ -60,15 +62,15 @@ class TrainingData(Protocol):
 
     @property
     def digest(self) -> str:
-        """Names the content: a run is resumed only on the same."""
+        """A digest of the content: a run is resumed only on the same."""
         ...
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape, without the batch axis, of every array a batch has."""
+        """Returns the name and shape, without the batch axis, of every array of a batch."""
         ...
 
     def dtypes(self) -> dict[str, np.dtype[Any]]:
-        """The type of each of them."""
+        """Returns the type of every array of a batch."""
         ...
 
     def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
@@ -80,30 +82,44 @@ class TrainingData(Protocol):
 
 
 class InPlace(Protocol):
-    """Rows that lie in memory, which a host's loop reads there instead of from arrays of the batch."""
+    """Rows in memory that host code reads in place instead of from arrays of the batch."""
 
     names: Any
     """The arrays of `TrainingData.shapes` that they stand for."""
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """A copy of them as these arrays."""
+        """Returns a copy of the rows as arrays of a batch."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RowTable:
-    """Content in memory, one row an example, for all examples of a graph or for those that were read.
+    """Content in memory, one row per example, for all examples of a graph or for those that were read.
 
     Attributes:
       graph: whose examples these are.
       rows: (graph.num_examples,) the row of each example, -1 where it was not read; None where example i is row i.
+      mapped: the files that the arrays lie in; None for arrays in memory.
     """
 
     graph: AttributionGraph
     rows: npt.NDArray[np.int64] | None = dataclasses.field(default=None, repr=False)
+    mapped: MappedFiles | None = dataclasses.field(default=None, repr=False)
+
+    def stored(self) -> Arrays:
+        """Returns the arrays derived from content, with an entry for each row, for `with_stored`."""
+        raise NotImplementedError(f"{type(self).__name__} is made of all rows at once")
+
+    def with_stored(self, graph: AttributionGraph, arrays: Arrays, mapped: MappedFiles | None) -> Self:
+        """Returns the same table with other rows."""
+        return dataclasses.replace(self, graph=graph, **arrays, mapped=mapped)
+
+    def _touch(self, count: int) -> None:
+        if self.mapped is not None:
+            self.mapped.touch(count)
 
     def _check_rows(self, **content: Sized) -> None:
-        """Refuses, with InputError, rows that do not exist or repeat; `content` has an entry for each row."""
+        """Raises InputError for rows that do not exist or repeat; `content` has an entry for each row."""
         if self.rows is None:
             validate.same_length(self.graph.num_examples, **content)
             return
@@ -118,7 +134,8 @@ class RowTable:
             )
 
     def _rows_of(self, examples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The rows of these examples; InputError where one was not read."""
+        """Returns the rows of these examples; raises InputError if one was not read."""
+        self._touch(len(examples))
         if self.rows is None:
             return examples
         rows = self.rows[examples]
@@ -127,14 +144,17 @@ class RowTable:
         return rows
 
     def _rows_or_first(self, examples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The rows of these examples and of padding, which asks for example 0, whether it was read or not."""
+        """Returns the rows of these examples and of padding, which asks for example 0, read or not."""
+        self._touch(len(examples))
         return examples if self.rows is None else np.maximum(self.rows[examples], 0)
 
-    def _digest(self, *about: Any, arrays: Sequence[npt.NDArray[Any]] = ()) -> str:
-        """Computed anew whenever it is asked for: arrays are the caller's, who might have written to them."""
-        content = json.dumps([self.graph.digest, *about, self.rows is not None])
-        hashed = hashlib.blake2b(content.encode(), digest_size=32, person=b"coowned-data-1")
-        for array in (*row_order(self.graph), *arrays, *(() if self.rows is None else (self.rows,))):
+    def _digest(self, *about: Any) -> str:
+        """Computes the digest, each time anew since callers might have written to their arrays."""
+        # Nobody writes to mapped files, and they were checked when they were opened.
+        arrays = self.mapped.digest if self.mapped is not None else digest_stored(self.stored())
+        content = json.dumps([self.graph.digest, *about, arrays, self.rows is not None])
+        hashed = hashlib.blake2b(content.encode(), digest_size=32, person=b"coowned-data-2")
+        for array in (*row_order(self.graph), *(() if self.rows is None else (self.rows,))):
             hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
         return hashed.hexdigest()
 
@@ -191,7 +211,7 @@ class FeatureTable(RowTable):
         num_features: int | None = None,
         classes: Sequence[str | int] | None = (0, 1),
     ) -> "FeatureTable":
-        """From columns of the payload: one list column, or several columns of numbers; and a column of labels.
+        """Reads features from one list column or several columns of numbers, and a column of labels.
 
         Without a label all labels are NaN. Lists have `num_features` numbers, by default as many as their type says;
         the width is public. Without classes a label is a number.
@@ -206,13 +226,16 @@ class FeatureTable(RowTable):
 
     @property
     def num_unusable(self) -> int:
-        """Rows with a value that is missing or not finite, or a label that is no class: for a private log alone."""
+        """The number of rows with a missing or non-finite value or an unknown label: for a private log only."""
         unusable = 0
         for begin in range(0, len(self.labels), 4096):
             piece = slice(begin, begin + 4096)
             finite = np.isfinite(self.labels[piece]) & np.isfinite(self.features[piece]).all(axis=1)
             unusable += int(np.count_nonzero(~finite))
         return unusable
+
+    def stored(self) -> Arrays:
+        return {"features": self.features, "labels": self.labels}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"features": (self.features.shape[1],), "labels": ()}
@@ -225,7 +248,7 @@ class FeatureTable(RowTable):
         _gather(self.features, rows, self.labels[:, None], rows, out)
 
     def in_place(self, examples: npt.NDArray[np.int64]) -> RowsInPlace | None:
-        """Where the features of these examples lie in memory; None where they lie in pieces.
+        """Returns the features of these examples in place; None if they are not contiguous in memory.
 
         Guarantees:
           - They are the rows that `fill` copies.   (test_rows_in_place_are_those_of_fill)
@@ -235,23 +258,28 @@ class FeatureTable(RowTable):
         return RowsInPlace(self.features, self._rows_or_first(examples))
 
     def with_norms(self) -> "WithNorms":
-        """Features together with their rows' norms."""
+        """Returns the table together with its rows' norms."""
         rows = self._rows_or_first(np.arange(self.graph.num_examples))
         norms = np.empty(rows.size, np.float32)
-        threads.over_ranges(
-            lambda a, b: fill_norms(self.features, rows[a:b], norms[a:b]), rows.size, parts=threads.cores()
-        )
+
+        def fill(begin: int, end: int) -> None:
+            self._touch(end - begin)
+            fill_norms(self.features, rows[begin:end], norms[begin:end])
+
+        parts = threads.cores() if self.mapped is None else max(threads.cores(), -(-rows.size // _MAPPED_ROWS))
+        threads.over_ranges(fill, rows.size, parts=parts)
         sides = np.stack([self.labels[rows], norms], axis=1)
-        return WithNorms(graph=self.graph, rows=self.rows, features=self.features, labels=self.labels, sides=sides)
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(FeatureTable)}
+        return WithNorms(**own, sides=sides)
 
     @property
     def digest(self) -> str:
-        return self._digest(*self.features.shape, arrays=(self.features, self.labels))
+        return self._digest()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class WithNorms(FeatureTable):
-    """A table with the norms of its rows, which clipping then need not read the features for.
+    """A table with the norms of its rows, so that clipping need not read the features for them.
 
     Made when a run begins, and for that run alone: norms of what an array held before it was written
     over would void the clip norm.
@@ -268,7 +296,7 @@ class WithNorms(FeatureTable):
     sides: npt.NDArray[np.float32] = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
-        """The table that it was made of has been checked."""
+        """Skips the checks, which the original table has passed."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {**super().shapes(), "norms": ()}
@@ -278,12 +306,12 @@ class WithNorms(FeatureTable):
 
 
 def with_norms(data: TrainingData) -> TrainingData:
-    """What a run of clipped gradients reads: features together with their rows' norms; other data as they are."""
+    """Returns the data for clipped gradients: features together with their rows' norms; other data unchanged."""
     return getattr(data, "with_norms", lambda: data)()
 
 
 def content_pieces(data: TrainingData) -> Iterator[tuple[int, dict[str, npt.NDArray[Any]]]]:
-    """(number of examples, arrays) of all examples in their order, some at a time, for evaluation.
+    """Yields (number of examples, arrays) of all examples in order, in pieces, for evaluation.
 
     All pieces have one shape, so that one compiled program reads them; the last is padded with zeros. Each has its own
     arrays, since a device may read the host's memory in place while the next is filled. No examples are one piece of
@@ -300,7 +328,7 @@ def content_pieces(data: TrainingData) -> Iterator[tuple[int, dict[str, npt.NDAr
 
 
 def rows_in_place(data: TrainingData, examples: npt.NDArray[np.int64]) -> InPlace | None:
-    """Where the content of these examples lies in memory, for data that can say so."""
+    """Returns the content of these examples in place, for data that support it."""
     return getattr(data, "in_place", lambda examples: None)(examples)
 
 
@@ -322,7 +350,7 @@ def _gather(
 
 @compiled()
 def gather_rows(source, rows, out):
-    """out[i] = source[rows[i]]. Rows lie scattered: the first lines of each are prefetched."""
+    """Sets out[i] = source[rows[i]]. Rows lie scattered: the first lines of each are prefetched."""
     width = source.shape[1]
     for i in range(rows.size):
         if i + _AHEAD < rows.size:
@@ -335,7 +363,7 @@ def gather_rows(source, rows, out):
 
 @compiled()
 def gather_sides(sides, indices, out_labels, out_norms):
-    """out_labels[i] = sides[indices[i], 0]; out_norms[i] = sides[indices[i], 1], if there are norms."""
+    """Sets out_labels[i] = sides[indices[i], 0], and out_norms[i] = sides[indices[i], 1] if there are norms."""
     for i in range(indices.size):
         if i + _AHEAD < indices.size:
             prefetch(sides, indices[i + _AHEAD], 0)  # pyright: ignore[reportCallIssue]
@@ -345,6 +373,6 @@ def gather_sides(sides, indices, out_labels, out_norms):
 
 
 def row_order(graph: AttributionGraph) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """The ids in the order of the rows: a graph's digest does not depend on it, and content belongs to rows."""
+    """Returns the ids in row order, which a graph's digest ignores but content depends on."""
     offsets, data = utf8_buffers(graph.example_ids, length=graph.num_examples)
     return np.diff(offsets), data[offsets[0] : offsets[-1]]

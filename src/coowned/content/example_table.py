@@ -11,22 +11,25 @@ import pyarrow as pa
 
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
+from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.tables import types_are_inferred
 from coowned.content.columns import column_type, inferred_numbers, is_list, is_number, numbers
 from coowned.content.data import Draw, RowTable, random_streams
+from coowned.content.derived import Arrays, MappedFiles
 from coowned.content.labels import class_indices
 from coowned.errors import InputError
 from coowned.exact.compiled import compiled
 from coowned.exact.keys import Purpose, fill_words
 
 KEY, USABLE = "coowned.key", "coowned.usable"  # arrays of a batch beside the example's own
-_PUBLIC_SEED = 1_410_500_127  # what is held out is scored under keys anybody can repeat
+_ENTRY = "entry "  # before an array's own name, where it is stored
+_PUBLIC_SEED = 1_410_500_127  # held-out examples are scored under reproducible keys
 LARGEST = 2**31 - 1  # and its negative: what an integer of an example can be
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExampleColumn:
-    """How one column of the data becomes one entry of an example.
+    """The mapping of one column of the data to one entry of an example.
 
     Attributes:
       name: of the entry.
@@ -47,11 +50,11 @@ class ExampleColumn:
         return np.dtype(np.int32 if self.whole else np.float32)
 
     def read(self, payload: pa.Table) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """((rows, *shape) values, (rows,) whether the row holds what it should); zeros for numbers that do not fit."""
+        """Returns ((rows, *shape) values, (rows,) whether the row is valid); zeros for invalid numbers."""
         column, precision = payload.column(self.column), np.float64 if self.whole else np.float32
         if self.classes:
             found = class_indices(column, self.classes).astype(precision)
-        elif types_are_inferred(payload.schema):
+        elif types_are_inferred(payload.schema, self.column):
             found = inferred_numbers(column, self.shape, precision)
         else:
             shape = (1,) if is_list(column.type) and not self.shape else self.shape  # a list of one is that number
@@ -63,7 +66,7 @@ class ExampleColumn:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ExampleTable(RowTable):
-    """Arrays in memory, one row an example, for a model that takes examples as dictionaries.
+    """Arrays in memory, one row per example, for a model that takes examples as dictionaries.
 
     A batch also has a key for every copy, which training draws anew in every step and evaluation takes from the row
     alone, and whether the row can be used. One that cannot (a null, a list of another length, a number that is not
@@ -92,6 +95,9 @@ class ExampleTable(RowTable):
     usable: npt.NDArray[np.bool_] | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.mapped is not None:  # checked when the files were made
+            self._check_rows(arrays=np.asarray(self.usable))
+            return
         arrays = {name: number_array(name, values) for name, values in self.arrays.items()}
         if not arrays:
             raise InputError("an example needs at least one array")
@@ -110,14 +116,22 @@ class ExampleTable(RowTable):
 
     @classmethod
     def from_examples(cls, examples: AttributedExamples, columns: Sequence[ExampleColumn]) -> "ExampleTable":
-        """From columns of the payload; columns of `columns_of` fit it."""
+        """Reads columns of the payload; columns of `columns_of` fit it."""
         read = {column.name: column.read(examples.payload) for column in columns}
         usable = np.all([good for _, good in read.values()], axis=0)
         return cls(graph=examples.graph, arrays={name: values for name, (values, _) in read.items()}, usable=usable)
 
+    def stored(self) -> Arrays:
+        entries = {_ENTRY + name: np.asarray(array) for name, array in self.arrays.items()}
+        return {**entries, USABLE: np.asarray(self.usable)}
+
+    def with_stored(self, graph: AttributionGraph, arrays: Arrays, mapped: MappedFiles | None) -> "ExampleTable":
+        entries = {name: arrays[_ENTRY + name] for name in self.arrays}
+        return dataclasses.replace(self, graph=graph, arrays=entries, usable=arrays[USABLE], mapped=mapped)
+
     @property
     def num_unusable(self) -> int:
-        """Rows that cannot be used: for a private log alone."""
+        """The number of rows that cannot be used: for a private log only."""
         return int(np.count_nonzero(~np.asarray(self.usable)))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -136,10 +150,7 @@ class ExampleTable(RowTable):
 
     @property
     def digest(self) -> str:
-        named = sorted({**self.arrays, USABLE: self.usable}.items())
-        arrays = [np.asarray(array) for _, array in named]
-        about = [[name, str(array.dtype), array.shape] for (name, _), array in zip(named, arrays, strict=True)]
-        return self._digest(*about, arrays=arrays)
+        return self._digest()
 
 
 def columns_of(
@@ -148,7 +159,7 @@ def columns_of(
     shapes: Mapping[str, tuple[int, ...]],
     integers: Sequence[str] = (),
 ) -> dict[str, tuple[tuple[int, ...] | None, bool]]:
-    """By entry: its shape (None where lists may have any length) and whether it holds integers.
+    """Returns for each entry its shape (None where lists may have any length) and whether it holds integers.
 
     Refuses, with InputError, columns that are missing or hold no numbers, and shapes that are not the schema's. Where
     the data declare no types, an entry is one number unless `shapes` says otherwise, and a float unless `integers`
@@ -157,7 +168,7 @@ def columns_of(
     found = {}
     for name, column in columns.items():
         declared, kind = _shape_of(column_type(schema, column))
-        if types_are_inferred(schema):
+        if types_are_inferred(schema, column):
             declared, kind = tuple(shapes.get(name, ())), pa.int32() if name in integers else pa.float32()
         elif name in integers and not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
             raise InputError(f"column {column!r} holds {schema.field(column).type}, not integers; remove it")
@@ -175,15 +186,15 @@ def columns_of(
 
 
 def numeric_columns(schema: pa.Schema) -> list[str]:
-    """The columns that hold numbers or lists of them; all that might, where the data declare no types."""
-    if types_are_inferred(schema):
-        return schema.names
-    return [field.name for field in schema if is_number(_shape_of(field.type)[1])]
+    """Returns the columns that hold numbers or lists of them, or might do so if their types are undeclared."""
+    return [
+        field.name for field in schema if types_are_inferred(schema, field.name) or is_number(_shape_of(field.type)[1])
+    ]
 
 
 @compiled()
 def copy_keys(key, rows, copies, out):
-    """out (n, 2) uint32: the first word of the stream of each row's copy, in halves."""
+    """Fills out (n, 2) uint32 with the first word of the stream of each row's copy, in halves."""
     word = np.empty(1, np.uint64)
     for i in range(rows.size):
         fill_words(key, np.uint64(rows[i]), np.int64(copies[i]), word)
@@ -192,7 +203,7 @@ def copy_keys(key, rows, copies, out):
 
 
 def number_array(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
-    """(rows, ...) as float32 or int32; refuses, with InputError, what has no room there."""
+    """Converts (rows, ...) values to float32 or int32; raises InputError for values out of range."""
     array = np.asarray(values)
     if name in (KEY, USABLE):
         raise InputError(f"{name!r} is a reserved array name; choose another")
@@ -207,7 +218,7 @@ def number_array(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def _shape_of(kind: pa.DataType) -> tuple[tuple[int, ...] | None, pa.DataType]:
-    """(shape, type of the numbers); the shape is None where the schema does not say it."""
+    """Returns (shape, type of the numbers); the shape is None if the schema leaves it open."""
     shape: tuple[int, ...] | None = ()
     if isinstance(kind, pa.FixedShapeTensorType):
         return tuple(kind.shape), kind.value_type

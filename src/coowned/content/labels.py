@@ -1,4 +1,4 @@
-"""Labels of a classification: the classes are declared, never collected from the data, whose content they are."""
+"""Labels of a classification: classes are declared, never collected from the data, since labels are content."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ Classes = int | Sequence[str | int]
 
 
 def declared_classes(classes: Classes) -> tuple[str | int, ...]:
-    """The names of the classes; InputError where there are fewer than two, two alike, or names of both types.
+    """Returns the names of the classes; raises InputError for fewer than two, duplicates, or mixed types.
 
     >>> declared_classes(3), declared_classes(["spam", "ham"])
     ((0, 1, 2), ('spam', 'ham'))
@@ -40,7 +40,7 @@ def declared_classes(classes: Classes) -> tuple[str | int, ...]:
 
 
 def check_label_column(schema: pa.Schema, label: str | None, classes: Sequence[str | int] | None) -> None:
-    """Refuses, with InputError, a column that is missing or declared to hold what cannot be these classes.
+    """Raises InputError for a column that is missing or whose declared type cannot hold these classes.
 
     Without a label there is no column to check; without classes labels are numbers.
     """
@@ -50,7 +50,7 @@ def check_label_column(schema: pa.Schema, label: str | None, classes: Sequence[s
         check_number_columns(schema, [label])
         return
     kind = column_type(schema, label)
-    if types_are_inferred(schema):
+    if types_are_inferred(schema, label):
         return
     if is_text(kind) and not isinstance(classes[0], str):
         raise InputError(
@@ -65,7 +65,7 @@ def check_label_column(schema: pa.Schema, label: str | None, classes: Sequence[s
 
 
 def read_labels(payload: pa.Table, label: str | None, classes: Sequence[str | int] | None) -> npt.NDArray[np.float32]:
-    """(rows,) the index of each label's class, or the label itself where it is a number; NaN without a label column."""
+    """Returns each label's (rows,) class index, or the label itself in a regression; NaN without a label column."""
     check_label_column(payload.schema, label, classes)
     if label is None:
         return np.full(len(payload), np.nan, np.float32)
@@ -74,7 +74,7 @@ def read_labels(payload: pa.Table, label: str | None, classes: Sequence[str | in
 
 
 def class_indices(column: pa.ChunkedArray, classes: Sequence[str | int]) -> npt.NDArray[np.float32]:
-    """(rows,) the index of each label's class; NaN where it is none of them: its row is without influence.
+    """Returns the (rows,) class index of each label; NaN if it is none of the classes: its row has no influence.
 
     Guarantees:
       - A label depends on its own cell alone.   (test_labels_depend_on_their_own_cell)

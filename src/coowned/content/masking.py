@@ -1,4 +1,4 @@
-"""Chooses which tokens of a text are hidden: a pure function of a key, the example and the copy.
+"""Masking of texts: the choice of hidden tokens is a pure function of a key, the example and the copy.
 
 As in BERT: 15% of a text's own tokens are to be predicted; of those 80% are replaced by [MASK], 10% by a token drawn
 from the whole vocabulary, 10% left as they are. Nothing of any other example matters, so that masks are part of an
@@ -20,7 +20,7 @@ _njit = compiled()
 
 
 def max_predictions(sequence_length: int) -> int:
-    """Returns the most tokens that are hidden in a sequence: 15% of its length, rounded up.
+    """Returns the maximum number of hidden tokens in a sequence: 15% of its length, rounded up.
 
     >>> max_predictions(128), max_predictions(512)
     (20, 77)
@@ -30,21 +30,21 @@ def max_predictions(sequence_length: int) -> int:
 
 
 class Texts(NamedTuple):
-    """Texts as tokens: text r is ids[offsets[r]:offsets[r + 1]]."""
+    """Tokenized texts: text r is ids[offsets[r]:offsets[r + 1]]."""
 
     ids: npt.NDArray[np.uint16] | npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int64]
 
 
 class Copies(NamedTuple):
-    """Which text each copy is of, and which copy of it."""
+    """The text of each copy, and the number of the copy among those of its text."""
 
     rows: npt.NDArray[np.int64]  # (n,)
     numbers: npt.NDArray[np.int32]  # (n,)
 
 
 class Tokens(NamedTuple):
-    """What masking needs to know of the vocabulary."""
+    """The parts of the vocabulary that masking uses."""
 
     mask_id: int
     pad_id: int
@@ -52,7 +52,7 @@ class Tokens(NamedTuple):
 
 
 class Masked(NamedTuple):
-    """What is written, one copy a row: where hidden tokens are, increasing, what they are, and 1 / how many there are.
+    """The output, one copy per row: positions of hidden tokens (increasing), the tokens, and 1 / their number.
 
     All three are 0 where there is no more.
     """
@@ -86,7 +86,7 @@ def mask_texts(key: StreamKey, texts: Texts, copies: Copies, vocabulary: Tokens,
 
 @_njit
 def copy_texts(ids, offsets, rows, pad_id, tokens, lengths):
-    """Writes texts into rows of tokens, padded at the end, and their lengths: 0 where there is no token."""
+    """Writes texts into rows of tokens, padded at the end, and their lengths: 0 for a text without tokens."""
     for i in range(rows.size):
         begin, length = offsets[rows[i]], offsets[rows[i] + 1] - offsets[rows[i]]
         if length < 3:  # nothing between [CLS] and [SEP]
@@ -99,7 +99,7 @@ def copy_texts(ids, offsets, rows, pad_id, tokens, lengths):
 
 
 class _Stream(NamedTuple):
-    """The random words of one copy."""
+    """The stream of random words of one copy."""
 
     key: StreamKey
     nonce: np.uint64
@@ -128,7 +128,7 @@ def _hide_tokens(key, copies, vocabulary, out):
 
 @_njit
 def _hide(stream, candidates, hidden, vocabulary, tokens, positions, targets):
-    """Hides `hidden` of the tokens from 1 to `candidates`: selection sampling (Knuth, TAOCP 2, algorithm S)."""
+    """Hides `hidden` of the tokens from 1 to `candidates` by selection sampling (Knuth, TAOCP 2, algorithm S)."""
     key, nonce, words, cursor = stream
     found = 0
     for j in range(candidates):
@@ -148,7 +148,7 @@ def _hide(stream, candidates, hidden, vocabulary, tokens, positions, targets):
 
 @_njit
 def _below(key, nonce, words, cursor, bound):
-    """Returns an integer in [0, bound), each exactly as likely; words in the incomplete part of 2^64 are skipped."""
+    """Returns an unbiased integer in [0, bound); words in the incomplete part of 2^64 are skipped."""
     range_ = np.uint64(bound)
     excess = (np.uint64(0) - range_) % range_  # 2^64 mod bound
     while True:

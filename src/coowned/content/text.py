@@ -1,8 +1,8 @@
-"""Texts as tokens: a vocabulary that is given, and WordPiece.
+"""Texts as tokens: WordPiece with a given vocabulary.
 
-A text is tokenized by itself, so that its tokens are a function of it and of the vocabulary alone. A vocabulary that
-was learned from the texts to be protected would carry words of theirs into every other example and, as a file beside
-the model, to whoever gets that: it is an input.
+Each text is tokenized separately, so that its tokens are a function of it and of the vocabulary alone. The vocabulary
+is an input: one learned from the protected texts would carry their words into every other example and, as a file
+beside the model, to everybody who receives the model.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class Vocabulary:
     """The `size` tokens a model knows; a token's id is its index, or `ids[token]`.
 
     Guarantees:
-      - The five special tokens are there, and no token is there twice.   (test_bad_vocabularies)
+      - The five special tokens are present, and no token occurs twice.   (test_bad_vocabularies)
       - `read` gives what `write` wrote.   (test_vocabulary_round_trip)
     What it is not: proof that the tokens were not learned from the texts to be protected; nothing can tell that from
     the file. Use one that is older than the data, or `learn_vocabulary` on public texts.
@@ -53,7 +53,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "Vocabulary":
-        """Reads a vocab.txt as BERT has it: one token a line, in the order of their ids."""
+        """Reads a vocab.txt in BERT's format: one token per line, in the order of their ids."""
         file = Path(path)
         try:
             # Only line feeds end a token: others may hold characters that Python takes for ends of lines.
@@ -72,7 +72,7 @@ class Vocabulary:
         return cls(tokens)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes a vocab.txt, whole or not at all."""
+        """Writes a vocab.txt atomically."""
         write_file(Path(path), "".join(f"{token}\n" for token in self.tokens).encode())
 
     @property
@@ -93,13 +93,13 @@ class Vocabulary:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Names the tokens and their order."""
+        """A digest of the tokens and their order."""
         content = json.dumps(self.tokens).encode()
         return hashlib.blake2b(content, digest_size=32, person=b"coowned-vocab-1").hexdigest()
 
 
 def learn_vocabulary(texts: Iterable[str], *, size: int, public: bool) -> Vocabulary:
-    """Learns WordPiece tokens from texts that are declared public; refuses any others.
+    """Learns WordPiece tokens from texts declared public; raises an error for any others.
 
     Guarantees:
       - Texts not declared public are not even looked at.   (test_private_texts_teach_no_vocabulary)
@@ -117,7 +117,7 @@ def learn_vocabulary(texts: Iterable[str], *, size: int, public: bool) -> Vocabu
     validate.integer(at_least=len(SPECIAL_TOKENS) + 1, size=size)
     from tokenizers import trainers
 
-    tokenizer = _tokenizer({token: number for number, token in enumerate(SPECIAL_TOKENS)}, lowercase=True)
+    tokenizer = word_piece({token: number for number, token in enumerate(SPECIAL_TOKENS)}, lowercase=True)
     trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=list(SPECIAL_TOKENS), show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     learned = tokenizer.get_vocab()
@@ -126,7 +126,7 @@ def learn_vocabulary(texts: Iterable[str], *, size: int, public: bool) -> Vocabu
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TokenizedTexts:
-    """Texts as ids, end to end: text r is ids[offsets[r]:offsets[r + 1]], that is [CLS], its tokens, [SEP].
+    """Texts as concatenated ids: text r is ids[offsets[r]:offsets[r + 1]], that is [CLS], its tokens, [SEP].
 
     A text without any token is an empty row. Both arrays are read-only.
 
@@ -188,7 +188,7 @@ def tokenize(
       [2, 5, 6, 7, 3]
     """
     validate.integer(at_least=3, sequence_length=sequence_length)
-    tokenizer = _tokenizer(vocabulary.ids, lowercase=lowercase)
+    tokenizer = word_piece(vocabulary.ids, lowercase=lowercase)
     max_tokens = sequence_length - 2
     tokenizer.enable_truncation(max_tokens + 1)  # one more than there is room for says that a text is longer
     first, last = vocabulary.ids["[CLS]"], vocabulary.ids["[SEP]"]
@@ -237,7 +237,8 @@ def _id_type(vocabulary: Vocabulary) -> Any:
     return np.uint16 if vocabulary.size <= 1 << 16 else np.int32
 
 
-def _tokenizer(ids: dict[str, int], *, lowercase: bool) -> Any:
+def word_piece(ids: dict[str, int], *, lowercase: bool) -> Any:
+    """Returns a WordPiece tokenizer with this vocabulary."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD))
@@ -247,7 +248,7 @@ def _tokenizer(ids: dict[str, int], *, lowercase: bool) -> Any:
 
 
 def _encode(tokenizer: Any, texts: list[str], max_tokens: int) -> list[list[int]]:
-    """The first room + 1 ids of each text, from its first words where they are enough."""
+    """Returns the first max_tokens + 1 ids of each text, from its first words only where they are enough."""
     enough = _CHARACTERS_A_TOKEN * (max_tokens + 1)
     # Words are tokenized by themselves, so that a beginning that ends before a space has the whole text's first ids.
     cuts = [text.rfind(" ", 0, enough + 1) if len(text) > enough else -1 for text in texts]

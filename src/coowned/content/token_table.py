@@ -9,14 +9,16 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
+from coowned.attribution.graph import AttributionGraph
 from coowned.content.columns import text_column
 from coowned.content.data import Draw, RowTable, random_streams
+from coowned.content.derived import Arrays, MappedFiles
 from coowned.content.masking import Copies, Masked, Texts, Tokens, copy_texts, mask_texts, max_predictions
 from coowned.content.text import TokenizedTexts, Vocabulary, tokenize
 from coowned.errors import InputError
 from coowned.exact.keys import Purpose
 
-_PUBLIC_SEED = 1_810_048_050  # what is held out is scored under masks anybody can repeat
+_PUBLIC_SEED = 1_810_048_050  # held-out examples are scored under reproducible masks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,13 +45,23 @@ class TokenizedExamples(RowTable):
         lowercase: bool = True,
         **more: Any,
     ) -> Self:
-        """From a text column of the payload, or several, with a new line between them; `more`: the other attributes."""
+        """Tokenizes text columns of the payload, joined by newlines; `more`: the other attributes."""
         column = text_column(examples.payload, text)
         texts = tokenize(column, vocabulary, sequence_length=sequence_length, lowercase=lowercase)
         return cls(graph=examples.graph, texts=texts, **more)
 
+    def stored(self) -> Arrays:
+        return {"ids": self.texts.ids, "offsets": self.texts.offsets}
+
+    def with_stored(self, graph: AttributionGraph, arrays: Arrays, mapped: MappedFiles | None) -> Self:
+        texts = dataclasses.replace(self.texts, ids=arrays["ids"], offsets=arrays["offsets"])
+        return dataclasses.replace(self, graph=graph, texts=texts, mapped=mapped, **self._beside_texts(arrays))
+
+    def _beside_texts(self, arrays: Arrays) -> Arrays:
+        return {}
+
     def counts(self) -> dict[str, int]:
-        """What the texts hold: for a private log alone."""
+        """Returns counts of what the texts hold: for a private log only."""
         return {"truncated_texts": self.texts.num_truncated, "empty_texts": self.texts.num_empty}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -60,15 +72,10 @@ class TokenizedExamples(RowTable):
 
     @property
     def digest(self) -> str:
-        texts = self.texts
-        about = texts.vocabulary.digest, texts.sequence_length, len(texts), str(texts.ids.dtype)
-        return self._digest(*about, arrays=self._arrays())
-
-    def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
-        return self.texts.offsets, self.texts.ids
+        return self._digest(self.texts.vocabulary.digest, self.texts.sequence_length)
 
     def _rows_in(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
-        """The rows of examples, which must have been read and have room in `out`: compiled code looks at no bounds."""
+        """Returns the rows of examples, which must have been read and fit `out`: compiled code checks no bounds."""
         rows = self._rows_of(np.ascontiguousarray(examples, np.int64))
         if len(rows) and (rows.min() < 0 or rows.max() >= len(self.texts)):
             raise InputError(f"examples must be in [0, {self.graph.num_examples})")
@@ -80,14 +87,14 @@ class TokenizedExamples(RowTable):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TokenTable(TokenizedExamples):
-    """Tokens of which `fill` hides some.
+    """Token data for masked language modelling: `fill` masks the tokens.
 
     Masks of a training step follow from (run key, step, row in the whole table, copy number), those of an evaluation
     from the row alone: every model is then compared on the same ones. A text without tokens has length 0 and weights 0:
     its example is drawn and counted like any other, and adds nothing.
 
     Guarantees:
-      - `fill` gives the tokens of row `rows[i]` for example i, whatever part of the table it is asked of.
+      - `fill` writes the tokens of row `rows[i]` for example i, in whatever part of the table.
         (test_fill_gives_the_tokens, test_part_equals_the_whole)
       - Masks are new in every step and every copy, and the same whenever they are asked for.
         (test_masks_are_new_for_every_step_and_copy)
@@ -152,6 +159,12 @@ class LabelledTokenTable(TokenizedExamples):
         object.__setattr__(self, "labels", np.ascontiguousarray(self.labels, np.float32))
         validate.same_length(len(self.texts), labels=self.labels)
 
+    def stored(self) -> Arrays:
+        return {**super().stored(), "labels": self.labels}
+
+    def _beside_texts(self, arrays: Arrays) -> Arrays:
+        return {"labels": arrays["labels"]}
+
     def counts(self) -> dict[str, int]:
         return {**super().counts(), "unusable_labels": int(np.isnan(self.labels).sum())}
 
@@ -168,6 +181,3 @@ class LabelledTokenTable(TokenizedExamples):
         copy_texts(texts.ids, texts.offsets, rows, texts.vocabulary.pad_id, batch["tokens"], batch["lengths"])
         batch["labels"][:] = self.labels[rows]
         batch["weights"][:] = np.isfinite(batch["labels"]) & (batch["lengths"] > 0)
-
-    def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
-        return *super()._arrays(), self.labels

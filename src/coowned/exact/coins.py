@@ -43,7 +43,7 @@ class PoissonCoins:
       - Given all other coins, a copy is drawn with a probability in [p - 2^-57, p].   (test_every_hazard_is_at_most_p,
         test_conditional_probability_is_at_most_p)
       - No word, all zeros and all ones included, draws what it should not.   (test_extreme_words)
-      - The same key gives the same copies everywhere.   (test_coins_are_those_of_the_words)
+      - The same key draws the same copies everywhere.   (test_coins_are_those_of_the_words)
     Cost: O(copies drawn + copies / 65536) for a draw, O(min(1 / p, 65536)) to set up.
     What it is not: a shuffle, or a draw of fixed size.
 

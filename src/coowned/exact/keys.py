@@ -9,13 +9,14 @@ ChaCha20 stream. What is drawn is thus a pure function of the run key and of wha
 what it would have drawn, and nothing else is ever drawn from the same key.
 """
 
+import contextlib
 import dataclasses
 import enum
 import functools
 import hashlib
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from coowned import validate
 from coowned.codec import decode_json, encode_json
 from coowned.errors import InputError
+from coowned.exact.claimed_keys import claimed
 from coowned.exact.compiled import compiled
 
 StreamKey = npt.NDArray[np.uint32]  # (8,) the 256 bits a stream of random words is made from
@@ -41,7 +43,7 @@ _njit = compiled()
 
 
 class Purpose(enum.Enum):
-    """What a sub-key is for. Two purposes never share a key; the values are part of stored runs and never change."""
+    """The purpose of a sub-key. Two purposes never share a key; the values are part of stored runs and never change."""
 
     COINS = "coins"  # which copies are in a batch
     NOISE = "noise"  # what is added to the sum of gradients
@@ -71,6 +73,8 @@ class RunKey:
       - `from_json(to_json())` gives the same streams.   (test_json_round_trip)
       - A key that a fork or a pickle has brought to another process serves no run there, unless it is a test run's.
         (test_a_key_serves_one_process)
+      - Nor does a key that another process of this machine trains with, or has trained another run with.
+        (test_a_key_in_use_is_refused, test_another_run_is_refused_later)
     What it is not: safe to publish. Whoever has it can subtract the noise; keep `to_json()` in a file only the trainer
     reads, never among metrics. `fingerprint` may be published unless the run is a test run.
 
@@ -103,7 +107,7 @@ class RunKey:
 
     @classmethod
     def from_seed(cls, seed: int) -> Self:
-        """Returns a key anybody can repeat: for tests. Noise and coins are then known, so there is no guarantee."""
+        """Returns a reproducible key for tests. Noise and coins are then known, so there is no guarantee."""
         validate.seed(seed)
         digest = hashlib.blake2b(_encode(int(seed)), digest_size=32, person=b"coowned-seed-1")
         return cls(digest.digest(), int(seed))
@@ -186,6 +190,18 @@ class RunKey:
                 "and runs with the same coins are not independent; use RunKey.from_operating_system() for each run, or "
                 "sweep()"
             )
+
+    @contextlib.contextmanager
+    def serving(self, run: str, *, sent: bool = False) -> Iterator[None]:
+        """Binds the key to a run, for all processes of this machine, and holds it while the run goes on.
+
+        Args:
+          run: as for `bind`.
+          sent: another process of the same run made the key, sent it here, and holds it.
+        """
+        self.bind(run)
+        with contextlib.nullcontext() if sent or self.is_test_run else claimed(self.fingerprint, run):
+            yield
 
     def to_json(self) -> str:
         """Returns the secret, as a JSON text: for a file that only the trainer can read."""

@@ -268,7 +268,7 @@ class Blocks(NamedTuple):
 
 
 class _Facts(NamedTuple):
-    """What `row_facts` finds of the rows of a tile."""
+    """The result of `row_facts` for the rows of a tile."""
 
     scales: npt.NDArray[np.float32]  # (TILE,)
     inverses: npt.NDArray[np.float32]  # (TILE,)

@@ -8,7 +8,6 @@ With Z ideal normals, s the deviation in grid units and c the strategy's coeffic
 integer boundary lies within the bound, the normal is compared with it to as many digits as it takes.
 """
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from coowned import threads, validate
+from coowned import validate
 from coowned.errors import InputError
 from coowned.exact.compiled import compiled
 from coowned.exact.keys import WORD_STREAM, WORDS, Purpose, RunKey, fill_words_of_keys, word_at
@@ -24,7 +23,7 @@ from coowned.exact.normals import ABSOLUTE_ERROR, RELATIVE_ERROR, Digits, approx
 
 Rows = dict[str, npt.NDArray[np.int64]]
 
-_PART = 128 * WORDS  # numbers one thread makes before it takes the next part
+_PART = 128 * WORDS  # numbers that are made together, so that they stay in the cache
 _BLOCK = 8  # rows of correlated noise that are made together, each column's earlier rows being read once
 _LARGE = 2**22  # numbers that a block has at most, unless it is one row
 _LARGEST_DEVIATION = 2.0**57  # of a number: 32 of them stay below 2^62, and a sum of gradients can be added in 64 bits
@@ -45,7 +44,6 @@ class NoiseStream:
       - A step is given out once, so it never serves two different gradients.   (test_a_stream_never_goes_back)
       - Coefficients under which numbers would outgrow 64 bits by the last step are refused.
         (test_noise_that_outgrows_64_bits_is_refused)
-      - The number of threads changes nothing.   (test_threads_change_nothing)
     Cost: O(num_bands * parameters) a step; memory num_bands * parameters * 8 bytes, and at most 32 MB more for rows
     made ahead, whatever `iterations` is. Python's lock is released, so a device can compute meanwhile.
 
@@ -63,17 +61,16 @@ class NoiseStream:
         iterations: int,  # number of rows there are
         configurations: Sequence[str] = ("",),  # names of the models; every array has a leading axis for them
         start: int = 0,  # the first step to be given out; earlier rows are replayed
-        threads: int = 1,  # among which the work is split
         purpose: Purpose = Purpose.NOISE,  # what the rows are added to; two purposes share nothing
     ):
-        validate.positive(iterations=iterations, threads=threads)
+        validate.positive(iterations=iterations)
         validate.integer(at_least=0, at_most=iterations, start=start)
         if not configurations or len(set(configurations)) != len(configurations):
             raise InputError("configurations must be one or more different names: two equal ones would share noise")
         validate.same_length(len(configurations), deviations=deviations)
         self._rounding = Rounding.of(np.array(deviations, np.float64), np.array(coefficients, np.float64))
         self._run_key, self._shapes, self._iterations = run_key, dict(shapes), int(iterations)
-        self._configurations, self._threads, self._purpose = tuple(configurations), int(threads), purpose
+        self._configurations, self._purpose = tuple(configurations), purpose
         self._kept = len(self._rounding.coefficients) - 1
         if self._kept:
             _check_growth(self._rounding, self._iterations)
@@ -123,9 +120,8 @@ class NoiseStream:
         """Fills the ring's rows from `step` on; returns their largest absolute value, 0 where nothing is fed back."""
         models, _, columns = ring.shape
         size = max(WORDS, _PART // (models * len(keys)) // WORDS * WORDS)
-        parts = [Part(keys, begin, min(begin + size, columns), ring, step) for begin in range(0, columns, size)]
-        fills = [functools.partial(_fill_part, part, self._rounding) for part in parts]
-        largest = max(threads.run_all(fills, threads=self._threads), default=0)
+        parts = (Part(keys, begin, min(begin + size, columns), ring, step) for begin in range(0, columns, size))
+        largest = max((_fill_part(part, self._rounding) for part in parts), default=0)
         return largest if self._kept else 0
 
 
@@ -277,7 +273,7 @@ def exact_number(part: Part, step: int, model: int, column: int, rounding: Round
 
 
 class _Room(NamedTuple):
-    """What `_round_row` works on: a row's values before rounding, what is fed back, and indices of doubtful ones."""
+    """Work space of `_round_row`: a row's values before rounding, the feedback, and indices of doubtful values."""
 
     values: npt.NDArray[np.float64]  # (WORDS,)
     sums: npt.NDArray[np.float64]  # (2, WORDS)

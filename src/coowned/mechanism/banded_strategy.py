@@ -1,4 +1,7 @@
-"""Finds the strategy matrix of DP-MF: lower triangular, banded, Toeplitz, no column longer than 1."""
+"""Finds the strategy matrix of DP-MF: lower triangular, banded, Toeplitz, no column longer than 1.
+
+The optimum of jax_privacy, which is a dependency of tests alone (`test_as_good_as_jax_privacy`).
+"""
 
 import dataclasses
 import json
@@ -154,7 +157,7 @@ class BandedStrategy:
 
 @compiled()
 def _count_columns(batches, indptr, users, num_bands, last, count):
-    """Each user's last step and how many they have; gives the first (step, user) whose columns overlap, or (-1, -1).
+    """Counts each user's steps and notes the last; returns the first (step, user) whose columns overlap, or (-1, -1).
 
     last (num_users,) starts at -num_bands; count (num_users,) at 0.
     """

@@ -1,10 +1,16 @@
-"""Lets each mechanism say what `coowned.plan` tries for it: selections, from a graph and public numbers alone."""
+"""The selections that `coowned.plan` tries for each mechanism, from a graph and public numbers alone."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
 
 from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.statistics import heavy_users_advice
+from coowned.certificate import ContributionCertificate, certify
+from coowned.errors import InputError
+from coowned.selection.registry import selector_class
 from coowned.selection.selection_files import select_once
 from coowned.selection.selector import Schedule, Selection, Selector
 
@@ -20,7 +26,7 @@ class Candidate:
     """A selection that a mechanism may train on."""
 
     selector: str
-    selected: Selection | Schedule | None  # None where nothing could be selected
+    selected: Any  # a selection, a schedule, or what a population selected elsewhere; None where nothing could be
     contribution_bound: int | None = None  # as asked for; None: as recounted
     allow_duplicates: bool = False  # for selectors whose name does not say it
     note: str = ""  # why it cannot be used; "" where it can
@@ -33,11 +39,77 @@ class Attempt(NamedTuple):
     make: Callable[[], Iterable[Candidate]]
 
 
+class Population(Protocol):
+    """What a plan asks of a graph, wherever it is."""
+
+    @property
+    def num_examples(self) -> int: ...
+    @property
+    def num_pairs(self) -> int: ...
+    @property
+    def num_attributed_users(self) -> int:
+        """The number of users with at least one example."""
+        ...
+
+    @property
+    def num_examples_without_users(self) -> int: ...
+
+    def quantile_of_examples_per_user(self, share: float) -> float: ...
+
+    def select(self, selector: Selector[Selection], seed: int) -> Any:
+        """Selects; what it returns has a `size`."""
+        ...
+
+    def count(self, selected: Any) -> tuple[ContributionCertificate, float]:
+        """Recounts what was selected; returns the certificate and the mean number of users over its copies."""
+        ...
+
+    def heavy_users_advice(self, contribution_bound: int) -> str | None: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalPopulation:
+    """A graph in memory."""
+
+    graph: AttributionGraph
+
+    @property
+    def num_examples(self) -> int:
+        return self.graph.num_examples
+
+    @property
+    def num_pairs(self) -> int:
+        return self.graph.num_pairs
+
+    @property
+    def num_attributed_users(self) -> int:
+        return int(np.count_nonzero(self.graph.examples_per_user))
+
+    @property
+    def num_examples_without_users(self) -> int:
+        return int(np.count_nonzero(self.graph.users_per_example == 0))
+
+    def quantile_of_examples_per_user(self, share: float) -> float:
+        return float(np.quantile(self.graph.examples_per_user, share)) if self.graph.num_users else 0.0
+
+    def select(self, selector: Selector[Selection], seed: int) -> Selection:
+        """Selects once, and from then on reads the cache."""
+        return select_once(self.graph, selector, seed=seed)
+
+    def count(self, selected: Selection | Schedule) -> tuple[ContributionCertificate, float]:
+        certificate = certify(self.graph, selected)
+        copies = np.asarray(selected.copies, dtype=np.float64)
+        return certificate, float(copies @ self.graph.users_per_example) / max(1, certificate.size)
+
+    def heavy_users_advice(self, contribution_bound: int) -> str | None:
+        return heavy_users_advice(self.graph, contribution_bound)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchSpace:
     """Describes what a plan searches at one batch size."""
 
-    graph: AttributionGraph
+    population: Population
     batch_size: int
     iterations: int
     contribution_bounds: tuple[int, ...]
@@ -46,11 +118,18 @@ class SearchSpace:
     only: bool  # one mechanism was asked for, not all
     noise_for: "Callable[[Mechanism], float]"  # calibrates a hypothetical mechanism to the plan's target
 
-    def select(self, selector: Selector[Selection]) -> Selection:
-        """Selects once, and from then on reads the cache."""
-        return select_once(self.graph, selector, seed=self.seed)
+    @property
+    def graph(self) -> AttributionGraph:
+        """The graph in memory; mechanisms that need more than selections of one bound have no plan elsewhere."""
+        if not isinstance(self.population, LocalPopulation):
+            raise InputError("only DP-SGD (mechanism poisson) can be planned on Spark; use the local engine for others")
+        return self.population.graph
 
-    def schedule(self, kind: Callable[..., Selector[Schedule]], **settings: Any) -> Schedule:
-        """Schedules with this kind of selector; raises InfeasibleScheduleError where that fails."""
-        selector = kind(batch_size=self.batch_size, iterations=self.iterations, **settings)
-        return selector.select(self.graph, seed=self.seed)
+    def select(self, selector: str, **settings: Any) -> Any:
+        """Selects with the selector of this name."""
+        return self.population.select(selector_class(selector)(**settings), self.seed)
+
+    def schedule(self, selector: str, **settings: Any) -> Schedule:
+        """Schedules with the selector of this name; raises InfeasibleScheduleError where that fails."""
+        shape = {"batch_size": self.batch_size, "iterations": self.iterations}
+        return selector_class(selector)(**shape, **settings).select(self.graph, seed=self.seed)

@@ -14,9 +14,6 @@ from coowned.mechanism.batching import CyclicPoissonBatches
 from coowned.mechanism.candidates import TOO_SMALL, TOO_SMALL_FOR_GROUPS, Attempt, Candidate, SearchSpace
 from coowned.mechanism.mechanism import GroupedMechanism, Selected
 from coowned.progress import counted
-from coowned.selection.cyclic_groups import CyclicGroups
-from coowned.selection.greedy import Greedy
-from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
 
 _NUMBERS_OF_GROUPS = (2, 4, 8, 16, 32, 64)  # that a plan tries
 
@@ -132,9 +129,9 @@ class CyclicPoisson(GroupedMechanism):
         """Tries every bound, with duplicates too where these are among the selectors."""
         for duplicates in (False, True):
             for bound in space.contribution_bounds:
-                if not duplicates or (bound > 1 and GreedyWithDuplicates.name in space.selectors):
+                if not duplicates or (bound > 1 and "greedy-with-duplicates" in space.selectors):
                     make = functools.partial(_grouped_candidates, space, bound, duplicates)
-                    yield Attempt(f"{CyclicGroups.name}, bound {bound}", make)
+                    yield Attempt(f"cyclic-groups, bound {bound}", make)
 
     def describe(self) -> str:
         drawn = [p for p in map(self.probability_of, range(self.num_groups)) if p > 0]
@@ -147,16 +144,16 @@ class CyclicPoisson(GroupedMechanism):
 
 
 def _grouped_candidates(space: SearchSpace, bound: int, duplicates: bool) -> list[Candidate]:
-    free = space.select((GreedyWithDuplicates if duplicates else Greedy)(contribution_bound=bound))
+    free = space.select("greedy-with-duplicates" if duplicates else "greedy", contribution_bound=bound)
     number = best_number_of_groups(space, bound, free.size)
     if number is None:
         note = TOO_SMALL if free.size < space.batch_size else TOO_SMALL_FOR_GROUPS
-        return [Candidate(selector=CyclicGroups.name, selected=free, note=note)]
-    selector = CyclicGroups(num_groups=number, contribution_bound=bound, allow_duplicates=duplicates)
+        return [Candidate(selector="cyclic-groups", selected=free, note=note)]
+    settings = {"num_groups": number, "contribution_bound": bound, "allow_duplicates": duplicates}
     return [
         Candidate(
-            selector=CyclicGroups.name,
-            selected=space.select(selector),
+            selector="cyclic-groups",
+            selected=space.select("cyclic-groups", **settings),
             contribution_bound=bound,
             allow_duplicates=duplicates,
         )

@@ -24,7 +24,6 @@ from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import Batches, GroupedBatches
 from coowned.mechanism.candidates import Attempt, Candidate, SearchSpace
 from coowned.progress import counted
-from coowned.selection.registry import selector_class
 from coowned.selection.selector import Schedule, Selection
 
 Selected = Selection | Schedule
@@ -32,7 +31,7 @@ Selected = Selection | Schedule
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Tells the accountant of `repetitions` independent steps, each drawing `copies` copies with `probability`.
+    """The accountant's view of `repetitions` independent steps, each drawing `copies` copies with `probability`.
 
     `probability` 1 makes it a Gaussian of sensitivity `copies`, composed in closed form. With `rounds_per_epoch` above
     1 the steps are not independent: the one copy is in exactly one of every so many steps, drawn uniformly.
@@ -47,7 +46,7 @@ class Steps:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class WorstUser:
-    """Tells the audit of a user who takes part as often as the mechanism allows."""
+    """The audit's view of a user who takes part as often as the mechanism allows."""
 
     copies: int  # of theirs in S; participations for a schedule
     probability: float  # of each copy in each round
@@ -204,7 +203,7 @@ class Mechanism(abc.ABC):
     # ---- accounting
 
     def user_steps(self, noise_multiplier: float) -> list[Steps]:
-        """Returns what one user's data goes through, with an entry for every kind of user that could be the worst off.
+        """Returns the steps to account for one user, with an entry for every kind of user that could be the worst off.
 
         These are the groups, without those that have no more copies, probability and rounds than another one.
         """
@@ -272,7 +271,7 @@ class Mechanism(abc.ABC):
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """Says how batches are made, as the middle of a sentence of the privacy statement."""
+        """Describes how batches are made, as the middle of a sentence of the privacy statement."""
 
     def worst_user(self, strategy: BandedStrategy | None) -> WorstUser:
         """Returns a user who takes part as often as was accounted for."""
@@ -397,8 +396,7 @@ class GroupedMechanism(BandedMechanism):
 
 
 def _select_with_bound(space: SearchSpace, word: str, bound: int) -> list[Candidate]:
-    selector: Any = selector_class(word)
-    selected = space.select(selector(contribution_bound=bound))
+    selected = space.select(word, contribution_bound=bound)
     return [Candidate(selector=word, selected=selected, contribution_bound=bound)]
 
 

@@ -19,11 +19,9 @@ from coowned.mechanism.batching import ScheduledBatches
 from coowned.mechanism.candidates import Attempt, Candidate, SearchSpace
 from coowned.mechanism.mechanism import BandedMechanism, Selected, Steps, WorstUser
 from coowned.progress import counted
-from coowned.selection.greedy_min_separation import GreedyMinSeparation, max_min_separation
-from coowned.selection.priced import Priced
-from coowned.selection.priced_min_separation import PricedMinSeparation
 from coowned.selection.selector import Schedule
 
+_SEPARATED, _BOUNDED = "greedy-min-separation", "priced-min-separation"  # the selectors that a plan tries
 _SEPARATION_SHARES = (1, 2, 4)  # of the largest min separation: what a plan tries
 _SPREAD_SHARES = (1.0, 0.85, 0.7, 0.5, 0.3)  # of the separation that a bound on participations leaves room for
 _ROUNDING = 2.0**-40  # sqrt(k) may be rounded down in its last digit; the noise's own margin is far larger
@@ -150,8 +148,8 @@ class MinSeparation(BandedMechanism):
     @classmethod
     def candidates(cls, space: SearchSpace) -> Iterator[Attempt]:
         """Tries the largest separation of a greedy schedule, and the smallest bound that needs no example twice."""
-        yield Attempt(GreedyMinSeparation.name, functools.partial(_separated_candidates, space))
-        yield Attempt(PricedMinSeparation.name, functools.partial(_bounded_candidates, space))
+        yield Attempt(_SEPARATED, functools.partial(_separated_candidates, space))
+        yield Attempt(_BOUNDED, functools.partial(_bounded_candidates, space))
 
     def describe(self) -> str:
         return (
@@ -181,17 +179,19 @@ class MinSeparation(BandedMechanism):
 
 def _separated_candidates(space: SearchSpace) -> Iterator[Candidate]:
     """Yields greedy schedules with the largest separation that bisection finds, a half and a quarter of it."""
-    word = GreedyMinSeparation.name
+    from coowned.selection.greedy_min_separation import max_min_separation
+
     try:
         largest = max_min_separation(
             space.graph, batch_size=space.batch_size, iterations=space.iterations, seed=space.seed, search="bisection"
         )
     except InfeasibleScheduleError as error:
-        yield Candidate(selector=word, selected=None, note=str(error))
+        yield Candidate(selector=_SEPARATED, selected=None, note=str(error))
         return
     for separation in dict.fromkeys(largest // share for share in _SEPARATION_SHARES if largest >= share):
         with contextlib.suppress(InfeasibleScheduleError):  # success at `largest` does not prove it for less
-            yield Candidate(selector=word, selected=space.schedule(GreedyMinSeparation, min_separation=separation))
+            schedule = space.schedule(_SEPARATED, min_separation=separation)
+            yield Candidate(selector=_SEPARATED, selected=schedule)
 
 
 def _bounded_candidates(space: SearchSpace) -> Iterator[Candidate]:
@@ -200,7 +200,7 @@ def _bounded_candidates(space: SearchSpace) -> Iterator[Candidate]:
     enough = (
         bound
         for bound in (sorted(space.contribution_bounds) if needed <= space.graph.num_examples else ())
-        if space.select(Priced(contribution_bound=bound)).size >= needed
+        if space.select("priced", contribution_bound=bound).size >= needed
     )
     if (bound := next(enough, None)) is None:
         return
@@ -208,8 +208,8 @@ def _bounded_candidates(space: SearchSpace) -> Iterator[Candidate]:
     for separation in dict.fromkeys(max(1, int(share * largest)) for share in _SPREAD_SHARES):
         settings = {"min_separation": separation, "contribution_bound": bound}
         with contextlib.suppress(InfeasibleScheduleError):
-            schedule = space.schedule(PricedMinSeparation, **settings)
-            yield Candidate(selector=PricedMinSeparation.name, selected=schedule)
+            schedule = space.schedule(_BOUNDED, **settings)
+            yield Candidate(selector=_BOUNDED, selected=schedule)
             return
 
 

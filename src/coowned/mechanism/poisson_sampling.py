@@ -83,7 +83,7 @@ class PoissonSampling(Mechanism):
 
 
 def _larger_selection(certificate: ContributionCertificate, size: int) -> str:
-    """Says what can make S larger: a bound higher by one adds at most a copy for each user at the bound."""
+    """Explains how S can become larger: a bound higher by one adds at most a copy for each user at the bound."""
     at_bound = certificate.copies_per_user[-1] if certificate.copies_per_user else 0
     if certificate.size + at_bound * _MOST_RAISES * certificate.contribution_bound >= size:
         return "raise the bound"

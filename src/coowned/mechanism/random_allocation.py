@@ -16,11 +16,8 @@ from coowned.exact.keys import WORDS, Purpose, RunKey, StreamKey, random_words
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import Copies, GroupedBatches
 from coowned.mechanism.candidates import Attempt, Candidate, SearchSpace
-from coowned.mechanism.cyclic_poisson import best_number_of_groups
 from coowned.mechanism.mechanism import GroupedMechanism, Selected, Steps, WorstUser
 from coowned.progress import counted
-from coowned.selection.cyclic_groups import CyclicGroups
-from coowned.selection.greedy import Greedy
 
 _ONE_COPY = (
     "the accounting of random allocation covers users with one copy only; no bound is known for several copies, each "
@@ -206,12 +203,14 @@ def largest_fair_word(rounds: int) -> np.uint64:
 
 
 def _allocated_candidates(space: SearchSpace) -> Iterator[Candidate]:
-    free = space.select(Greedy(contribution_bound=1))
-    yield Candidate(selector=Greedy.name, selected=free)
+    from coowned.mechanism.cyclic_poisson import best_number_of_groups
+
+    free = space.select("greedy", contribution_bound=1)
+    yield Candidate(selector="greedy", selected=free)
     number = best_number_of_groups(space, 1, free.size)
     if number is not None:
-        grouped = space.select(CyclicGroups(num_groups=number, contribution_bound=1))
-        yield Candidate(selector=CyclicGroups.name, selected=grouped)
+        grouped = space.select("cyclic-groups", num_groups=number, contribution_bound=1)
+        yield Candidate(selector="cyclic-groups", selected=grouped)
 
 
 def _group_sizes(certificate: ContributionCertificate) -> tuple[int, ...]:

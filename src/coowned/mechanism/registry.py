@@ -1,6 +1,7 @@
 """Lists every mechanism: one file, one class, one line here. Importing this imports none of them."""
 
-import importlib
+import pkgutil
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coowned.errors import InputError
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Names a mechanism: the dotted path of its class, and what it is called in a sentence."""
+    """The dotted path of a mechanism's class, and its name in a sentence."""
 
     path: str
     title: str
@@ -27,10 +28,10 @@ MECHANISMS = {
 """Every mechanism by its `kind`."""
 
 
-def mechanisms() -> "tuple[type[Mechanism], ...]":
-    """Returns every mechanism's class."""
-    paths = [entry.path.rpartition(".") for entry in MECHANISMS.values()]
-    return tuple(getattr(importlib.import_module(module), name) for module, _, name in paths)
+def mechanisms() -> "Iterator[type[Mechanism]]":
+    """Yields every mechanism's class, and imports none before it is asked for."""
+    for entry in MECHANISMS.values():
+        yield pkgutil.resolve_name(entry.path)
 
 
 def training_kind_for(*, schedules: bool, groups: bool) -> str:

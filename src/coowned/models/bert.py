@@ -1,4 +1,4 @@
-"""BERT on texts: one that learns to fill in hidden words, and one that tells classes apart."""
+"""BERT on texts: masked language modelling and classification."""
 
 import abc
 import dataclasses
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Bert(Specification):
-    """What both kinds have in common.
+    """Settings and reading that both kinds share.
 
     Guarantees:
       - A run with a guarantee, or on public data, starts from no weights that a run of this package made from data it
@@ -63,11 +63,11 @@ class _Bert(Specification):
 
     @abc.abstractmethod
     def head(self) -> "Head":
-        """What the model predicts."""
+        """Returns the head of the model."""
 
     @abc.abstractmethod
     def table(self, examples: AttributedExamples, *, labels: bool, **tokens: Any) -> TokenTable | LabelledTokenTable:
-        """What is to be predicted of the examples, with their tokens: `TokenizedExamples.from_examples` takes these."""
+        """Returns the prediction targets of the examples with their tokens, for `TokenizedExamples.from_examples`."""
 
     def check_files(self, folder: Path) -> None:
         if self.checkpoint is not None:
@@ -165,7 +165,7 @@ class _Bert(Specification):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertMaskedLM(_Bert):
-    """A BERT that learns to fill in hidden words.
+    """A BERT trained on masked language modelling.
 
     Attributes:
       text: the column, or columns that are read one after another.
@@ -199,7 +199,7 @@ class BertMaskedLM(_Bert):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertClassifier(_Bert):
-    """A BERT that tells classes apart: a pooler and a linear layer on the first token.
+    """A BERT text classifier: a pooler and a linear layer on the first token.
 
     It starts from the same checkpoints as the masked model; a head that the checkpoint does not have starts anew, from
     a public seed.

@@ -1,4 +1,4 @@
-"""A BERT in the layout of Hugging Face: `config.json`, `model.safetensors`, `vocab.txt`."""
+"""BERT files in the layout of Hugging Face: `config.json`, `model.safetensors`, `vocab.txt`."""
 
 import dataclasses
 import json
@@ -71,7 +71,7 @@ class BertConfig:
 def read_bert_folder(
     folder: str | os.PathLike[str], head: "Head"
 ) -> tuple[BertConfig, dict[str, npt.NDArray[np.float32]]]:
-    """(sizes, parameters for this head) of a folder that transformers has written, or of a finished run.
+    """Reads (sizes, parameters for this head) from a folder written by transformers, or from a finished run.
 
     Older names (gamma, beta) are understood; other heads are left, and a head that may start anew may be missing; the
     decoder, where it is stored, must be the word embedding.
@@ -108,7 +108,7 @@ def read_bert_folder(
 
 
 def check_bert_folder(path: Path) -> None:
-    """Refuses, with InputError, a checkpoint that is not there or lacks a file; none of them is read."""
+    """Raises InputError if a checkpoint does not exist or lacks a file, without reading any."""
     if not path.is_dir():
         raise InputError(f"{path}: no such folder; {GET_A_CHECKPOINT}")
     for name in (CONFIG_FILE, WEIGHTS_FILE, VOCABULARY_FILE):
@@ -117,10 +117,10 @@ def check_bert_folder(path: Path) -> None:
 
 
 def refuse_private_checkpoint(checkpoint: Path) -> None:
-    """Refuses, with InputError, weights that a run of this package made from data not declared public.
+    """Raises InputError for weights that a run of this package made from data not declared public.
 
-    The run's guarantee.json and the statement inside its weights are read: either is enough to refuse. Where weights
-    come from elsewhere nothing can be told: that they were made without these people's data is then the caller's word.
+    The run's guarantee.json and the statement inside its weights are read: either is enough to refuse. Nothing can be
+    checked for weights from elsewhere: the caller then declares that they were made without these people's data.
     """
     for statement in stated_origins(checkpoint):
         if statement == NO_GUARANTEE:
@@ -136,7 +136,7 @@ def refuse_private_checkpoint(checkpoint: Path) -> None:
 
 
 def read_config(path: str | os.PathLike[str]) -> BertConfig:
-    """The sizes in a `config.json`; what this package cannot do is refused, what it need not know is left."""
+    """Reads the sizes from a `config.json`; raises InputError for unsupported settings and ignores irrelevant ones."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -165,7 +165,7 @@ def read_config(path: str | os.PathLike[str]) -> BertConfig:
 
 
 class HeadParameters(Protocol):
-    """What `parameters_from` must know of a head; `bert_network.Head` says what each is."""
+    """The properties of a head that `parameters_from` uses; `bert_network.Head` documents them."""
 
     architecture: ClassVar[str]
     optional: ClassVar[tuple[str, ...]]
@@ -177,7 +177,7 @@ class HeadParameters(Protocol):
 def parameters_from(
     config: BertConfig, head: HeadParameters, arrays: Mapping[str, npt.ArrayLike]
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """The parameters among a checkpoint's arrays, in float32 and under today's names; InputError where they do not fit.
+    """Returns a checkpoint's parameters in float32, under current names; raises InputError where they do not fit.
 
     >>> from coowned.models.bert_network import MaskedLMHead
     >>> parameters_from(BertConfig(), MaskedLMHead(max_predictions=3), {})
@@ -222,7 +222,7 @@ def parameters_from(
 
 
 def describe_config(config: BertConfig, head: "Head") -> str:
-    """The text of a `config.json`."""
+    """Returns the text of a `config.json`."""
     described = {
         "architectures": [head.architecture],
         "model_type": "bert",

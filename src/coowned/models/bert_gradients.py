@@ -1,4 +1,4 @@
-"""Gradients of a BERT of every example apart, and what it says of an example.
+"""Per-example gradients, losses and predictions of a BERT.
 
 One forward and one backward pass give what each layer is fed and the gradient at what it gives; from these follows the
 gradient of each layer's weights. The word embedding, most of a small model, is left in factors (`EmbeddingGradients`,
@@ -16,7 +16,7 @@ from coowned.models.embedding_gradients import EmbeddingGradients, LookupGradien
 
 
 def example_gradients(head: Head, config: Any, parameters: Arrays, batch: Arrays) -> Arrays:
-    """By parameter: (batch, ...) the gradient of every example, or its factors."""
+    """Computes the gradient of every example, or its factors: by parameter, (batch, ...)."""
     tokens, targets = batch["tokens"], head.targets(batch)
 
     def forward(added: Arrays | None):
@@ -56,12 +56,12 @@ def example_gradients(head: Head, config: Any, parameters: Arrays, batch: Arrays
 
 
 def _scores(head: Head, parameters: Arrays, hidden: Any) -> Any:
-    """(..., classes); of the masked model the word embedding is used a second time here."""
+    """Computes (..., classes) logits; a masked language model uses its word embedding again here."""
     return product(hidden, parameters[head.projection].T) + parameters[head.bias]
 
 
 def _layer(names: str, inputs: Any, slopes: Any) -> Arrays:
-    """Weight and bias of a layer, or of layers that were one product, of every example."""
+    """Computes the per-example gradients of a layer's weight and bias, or of several layers computed as one product."""
     if names.endswith("LayerNorm"):
         return {f"{names}.weight": jnp.sum(inputs * slopes, axis=1), f"{names}.bias": jnp.sum(slopes, axis=1)}
     found: Arrays = {}
@@ -72,7 +72,7 @@ def _layer(names: str, inputs: Any, slopes: Any) -> Arrays:
 
 
 def _products(left: Any, right: Any) -> Any:
-    """(batch, outputs, inputs): of each example the sum over rows of the products; of one row its factors."""
+    """Sums each example's outer products over rows, (batch, outputs, inputs); a single row stays as its factors."""
     if left.shape[1] == 1:
         return OuterGradients(left[:, 0], right[:, 0])
     return jnp.einsum("bto,bti->boi", left, right, precision="highest")
@@ -82,7 +82,7 @@ def _products(left: Any, right: Any) -> Any:
 
 
 def example_losses(head: Head, config: Any, parameters: Arrays, batch: Arrays) -> tuple[Any, Any]:
-    """((batch,) loss, (batch,) whether at least half of what is to be predicted is right)."""
+    """Computes ((batch,) loss, (batch,) whether at least half of the targets are predicted right)."""
     _, classes, weights = head.targets(batch)
     scores = scores_of(head, config, parameters, batch)
     at_targets = jnp.take_along_axis(scores, classes[:, :, None], axis=2)[:, :, 0]
@@ -94,19 +94,19 @@ def example_losses(head: Head, config: Any, parameters: Arrays, batch: Arrays) -
 
 
 def predictions(head: Head, config: Any, parameters: Arrays, batch: Arrays) -> tuple[Any, Any]:
-    """((batch,) the first position's class, (batch,) its probability, NaN where there is no text)."""
+    """Returns ((batch,) class at the first position, (batch,) its probability, NaN for an empty text)."""
     shares = probabilities(head, config, parameters, batch)
     return shares.argmax(axis=-1).astype(jnp.int32), shares.max(axis=-1)
 
 
 def probabilities(head: Head, config: Any, parameters: Arrays, batch: Arrays) -> Any:
-    """(batch, classes) of the first position, NaN where there is no text."""
+    """Computes the (batch, classes) probabilities at the first position, NaN for an empty text."""
     shares = jax.nn.softmax(scores_of(head, config, parameters, batch)[:, 0], axis=-1)
     return jnp.where(batch["lengths"][:, None] > 0, shares, jnp.nan)
 
 
 def scores_of(head: Head, config: Any, parameters: Arrays, batch: Arrays) -> Any:
-    """(batch, m, classes) logits."""
+    """Computes (batch, m, classes) logits."""
     tape = Tape()
     rows = network.encode(config, parameters, batch, head.targets(batch).positions, tape)
     return _scores(head, parameters, head.hidden(config, parameters, rows, tape))

@@ -1,10 +1,10 @@
-"""A BERT of any size with one of its heads, as the loop trains it."""
+"""A trainable BERT of any size with one of its heads."""
 
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +19,16 @@ from coowned.models.bert_network import HEADS, ClassifierHead, Head, MaskedLMHea
 from coowned.models.example_model import linear_stand_in
 from coowned.models.model import Model, sums_of_members
 from coowned.models.parameter_trees import FrozenParameters, matching_names
-from coowned.models.probes import CanaryContent, TokenContent, labelled_token_canaries, token_canaries
+
+if TYPE_CHECKING:
+    from coowned.models.probes import CanaryContent, TokenContent
 
 _MICROBATCH_TOKENS = 2048
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertModel:
-    """A BERT without dropout, clipped exactly at about the cost of an ordinary step.
+    """A BERT without dropout, with exact per-example clipping at about the cost of an ordinary step.
 
     Parameters are a flat dictionary under Hugging Face's names and layouts, a tied decoder once. A batch is
 
@@ -96,18 +98,18 @@ class BertModel:
 
     @classmethod
     def masked_lm(cls, *, sequence_length: int, max_predictions: int = 0, **settings: Any) -> "BertModel":
-        """A model that fills in hidden words, by default 15% of a sequence, rounded up."""
+        """Returns a masked language model; by default 15% of a sequence is predicted, rounded up."""
         head = MaskedLMHead(max_predictions=max_predictions or max(1, -(-3 * sequence_length // 20)))
         return cls(head=head, sequence_length=sequence_length, **settings)
 
     @classmethod
     def classifier(cls, *, classes: Any, **settings: Any) -> "BertModel":
-        """A model that tells classes apart."""
+        """Returns a text classifier."""
         return cls(head=ClassifierHead(classes=classes), **settings)
 
     @classmethod
     def from_description(cls, kind: str, **described: Any) -> "BertModel":
-        """From what `describe` gave. Of what is frozen that is a digest: it is then that of a new model."""
+        """Builds a model from `describe`. It has only a digest of frozen parameters, and takes those of a new model."""
         trained, _ = described.pop("trained", None), described.pop("frozen", None)
 
         def made(part: Any) -> Any:
@@ -120,7 +122,7 @@ class BertModel:
     def training_only(
         self, patterns: Sequence[str], start: Mapping[str, npt.NDArray[np.float32]]
     ) -> "tuple[BertModel, dict[str, npt.NDArray[np.float32]]]":
-        """(the model that trains the parameters whose names match a pattern, where these start).
+        """Returns (the model that trains the parameters whose names match a pattern, their starting values).
 
         The others keep their values in `start`, which must be public. Refuses patterns that match nothing.
         """
@@ -134,19 +136,23 @@ class BertModel:
         return self.head.classes
 
     def stand_in(self) -> "Model":
-        """Itself; where the last bias is frozen no gradient is known, and audits train a model of the same clipper."""
+        """Returns the model itself, or a linear stand-in if its last bias is frozen: no gradient is known then."""
         return linear_stand_in(self.shapes(), self.microbatch) if self.head.bias in self.frozen.arrays else self
 
     @functools.cached_property
     def zeroed(self) -> "BertModel":
-        """With frozen parameters of zero: with trained ones of zero, audits know its gradients (`TokenContent`)."""
+        """The model with frozen parameters of zero: if the trained ones are zero too, audits know its gradients."""
         zeros = {name: np.zeros_like(array) for name, array in self.frozen.arrays.items()}
         return dataclasses.replace(self, frozen=FrozenParameters(zeros))
 
-    def worst_case(self) -> TokenContent:
+    def worst_case(self) -> "TokenContent":
+        from coowned.models.probes import TokenContent
+
         return TokenContent(self)
 
     def with_canaries(self, users: int, per_user: int, clip_norm: float) -> "tuple[BertModel, CanaryContent]":
+        from coowned.models.probes import labelled_token_canaries, token_canaries
+
         del clip_norm
         make = token_canaries if self.classes is None else labelled_token_canaries
         size, length = self.config.vocab_size, self.sequence_length
@@ -170,21 +176,21 @@ class BertModel:
         return self._trained(encoder_shapes(self.config) | self.head.shapes(self.config))
 
     def initial(self) -> dict[str, npt.NDArray[np.float32]]:
-        """BERT's own: normals of deviation 0.02 cut off at two deviations, layer norms at one, biases at zero."""
+        """Returns BERT's initialization: normals of deviation 0.02 truncated at two, layer norms one, biases zero."""
         generator = np.random.default_rng(self.seed)
         shapes = encoder_shapes(self.config) | self.head.shapes(self.config)
         return self._trained({name: _initial(generator, name, shape) for name, shape in shapes.items()})
 
     def _trained(self, whole: dict[str, Any]) -> dict[str, Any]:
-        """Without what is frozen."""
+        """Returns the trained parameters only."""
         return {name: value for name, value in whole.items() if name not in self.frozen.arrays}
 
     def _whole(self, trained: Mapping[str, Any]) -> dict[str, Any]:
-        """With what is frozen, as constants of a program."""
+        """Returns all parameters, the frozen ones as constants of a program."""
         return {**jax.tree.map(jnp.asarray, self.frozen.arrays), **trained}
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], Any]]:
-        """Shape and type, by name, of what a batch holds of each example."""
+        """Returns the shape and type of each array of a batch, per example."""
         return {"tokens": ((self.sequence_length,), np.int32), "lengths": ((), np.int32), **self.head.arrays()}
 
     def check_data(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -230,11 +236,11 @@ class BertModel:
         return microbatches.gradient_sum(loss, parameters, {**batch, "real": mask}, self.microbatch, spread=True)
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
-        """((batch,) loss, (batch,) whether at least half of what is to be predicted is right)."""
+        """Computes ((batch,) loss, (batch,) whether at least half of the targets are predicted right)."""
         return self._over_parts(bert_gradients.example_losses, parameters, batch)
 
     def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
-        """Refuses where the head fills in words, which says nothing of an example as a whole."""
+        """Returns class and probability; raises an error for a masked language model, which has no classes."""
         self._check_classes()
         return self._over_parts(bert_gradients.predictions, parameters, batch)
 
@@ -253,16 +259,16 @@ class BertModel:
         )
 
     def example_loss(self, parameters: dict[str, Any], example: dict[str, Any]) -> Any:
-        """The loss of one example (a batch without its first axis), to be differentiated by others: a reference."""
+        """Computes the loss of one example (a batch without its first axis), as a reference to differentiate."""
         batch = jax.tree.map(lambda array: array[None], example)
         return bert_gradients.example_losses(self.head, self.config, self._whole(parameters), batch)[0][0]
 
     def to_arrays(self, parameters: dict[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
-        """Every parameter, frozen ones included."""
+        """Returns all parameters, frozen ones included."""
         return {name: np.asarray(array, np.float32) for name, array in {**self.frozen.arrays, **parameters}.items()}
 
     def from_arrays(self, arrays: Mapping[str, npt.ArrayLike]) -> dict[str, npt.NDArray[np.float32]]:
-        """Reads `to_arrays` and what Hugging Face stores: older names too; other heads are left.
+        """Reads `to_arrays` and checkpoints of Hugging Face, older names included; other heads are ignored.
 
         A classifier's head that is not there starts anew. Refuses arrays of other shapes, a decoder that is not tied,
         and other values of what is frozen, with InputError.
@@ -277,7 +283,7 @@ class BertModel:
 
 @functools.lru_cache(maxsize=8)
 def _compiled_gradients(head: Head, config: BertConfig, trained: frozenset[str]) -> Callable[..., Any]:
-    """(all parameters with a leading axis of one model, rows) -> every row's gradients of the trained ones."""
+    """Compiles (all parameters with a leading axis of one model, rows) -> every row's gradients of the trained ones."""
 
     @jax.jit
     def gradients(parameters, rows):

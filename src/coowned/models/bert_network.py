@@ -1,4 +1,4 @@
-"""BERT as functions of a flat dictionary of arrays: the encoder, and the heads that stand on it.
+"""BERT as functions of a flat dictionary of arrays: the encoder and its heads.
 
 Names and layouts are those of Hugging Face: a linear layer's weight is (outputs, inputs). There is no dropout. The last
 layer is worked out only where something is to be predicted.
@@ -6,6 +6,8 @@ layer is worked out only where something is to be predicted.
 A head, one that fills in hidden words or one that tells classes apart, says where something is predicted and what; it
 makes hidden rows of the encoder's, which a last matrix and its bias make into scores. The loss is the weighted cross
 entropy of these.
+
+Our own because transformers computes in PyTorch alone; the outputs are its own (tests/peers/test_transformers.py).
 """
 
 import abc
@@ -30,7 +32,7 @@ Arrays = dict[str, Any]
 
 
 def encoder_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every parameter of the encoder of a `BertConfig`, as Hugging Face stores them."""
+    """Returns name and shape of every encoder parameter of a `BertConfig`, as Hugging Face stores them."""
     width, inner = config.hidden_size, config.intermediate_size
     shapes = {
         WORDS: (config.vocab_size, width),
@@ -59,7 +61,7 @@ def norm_shapes(name: str, width: int) -> dict[str, tuple[int, ...]]:
 
 
 class Tape:
-    """What each layer is fed, and a place to add something to what it gives.
+    """A record of each layer's inputs, with a zero added to its output for differentiation.
 
     The gradient with respect to what is added (zero) is the gradient at the layer's output: with the layer's input it
     makes the gradient of the layer's weights, of each example apart, without that gradient ever being taken.
@@ -80,7 +82,7 @@ class Tape:
 
 
 def encode(config: Any, parameters: Arrays, batch: Arrays, positions: Any, tape: Tape) -> Any:
-    """(batch, m, hidden): the last layer's rows at the (batch, m) positions.
+    """Computes the last layer's rows at the (batch, m) positions: (batch, m, hidden).
 
     Layers with more than one weight go by all their names, joined with '+'.
     """
@@ -114,7 +116,7 @@ def product(left: Any, right: Any) -> Any:
 
 
 def dense(parameters: Arrays, names: tuple[str, ...], rows: Any, tape: Tape) -> Any:
-    """One product for all the named layers, which are fed the same."""
+    """Computes all the named layers, which have the same input, in one matrix product."""
     weight = jnp.concatenate([parameters[f"{name}.weight"] for name in names])
     bias = jnp.concatenate([parameters[f"{name}.bias"] for name in names])
     return tape.layer("+".join(names), rows, product(rows, weight.T) + bias)
@@ -128,7 +130,7 @@ def layer_norm(config: Any, parameters: Arrays, name: str, rows: Any, tape: Tape
 
 
 def _attend(heads: int, queries: Any, keys: Any, values: Any, seen: Any) -> Any:
-    """(batch, rows, hidden): each row's mixture of the values that it may see."""
+    """Computes attention: each row's weighted mean of the visible values, (batch, rows, hidden)."""
 
     def by_head(rows):
         return rows.reshape(*rows.shape[:2], heads, -1)
@@ -160,7 +162,7 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 class Targets(NamedTuple):
-    """What is to be predicted of each example."""
+    """The prediction targets of each example."""
 
     positions: Any  # (batch, m) int32, where
     classes: Any  # (batch, m) int32, what
@@ -169,7 +171,7 @@ class Targets(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Head(abc.ABC):
-    """One kind of BERT.
+    """The head of a BERT, which decides what it predicts.
 
     Attributes:
       kind: what a configuration calls it.
@@ -191,29 +193,29 @@ class Head(abc.ABC):
     classes: ClassVar[tuple[str | int, ...] | None]
 
     def describe(self) -> dict[str, Any]:
-        """Plain values that make it again."""
+        """Returns plain values from which the head can be rebuilt."""
         fields = dataclasses.asdict(self).items()
         return {name: list(value) if isinstance(value, tuple) else int(value) for name, value in fields}
 
     @abc.abstractmethod
     def shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
-        """Of its own parameters."""
+        """Returns the shapes of the head's own parameters."""
 
     @abc.abstractmethod
     def arrays(self) -> dict[str, tuple[tuple[int, ...], Any]]:
-        """Shape and type, by name, of what it reads of each example besides tokens and lengths."""
+        """Returns the shape and type of each array that the head reads besides tokens and lengths, per example."""
 
     @abc.abstractmethod
     def targets(self, batch: Arrays) -> Targets: ...
 
     @abc.abstractmethod
     def hidden(self, config: Any, parameters: Arrays, rows: Any, tape: Tape) -> Any:
-        """(batch, m, hidden): what the projection multiplies."""
+        """Computes the (batch, m, hidden) inputs of the projection."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLMHead(Head):
-    """Predicts hidden words; the projection is the word embedding.
+    """A masked-language-model head, whose projection is the word embedding.
 
     Attributes:
       max_predictions: positions to predict in an example at most.
@@ -250,7 +252,7 @@ class MaskedLMHead(Head):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassifierHead(Head):
-    """Predicts the class of a text from its first token: a pooler and a linear layer.
+    """A head that predicts the class of a text from its first token: a pooler and a linear layer.
 
     Attributes:
       classes: as the data spell them, in the order of their indices.

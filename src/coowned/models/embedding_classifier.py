@@ -9,7 +9,7 @@ from coowned.models.logistic_regression import LogisticRegression
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingClassifier(EmbeddingModel, LogisticRegression):
-    """A linear model of classes on what a public BERT-type encoder makes of a text, scaled to length 1.
+    """A linear classifier on text embeddings of a public BERT-type encoder, scaled to length 1.
 
     The encoder is a folder from Hugging Face or sentence-transformers. It is run once a text, stays as it is, and is
     kept with the run: a run's folder and an exported model predict wherever they are.

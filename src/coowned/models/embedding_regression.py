@@ -1,4 +1,4 @@
-"""A linear regression of a number on the embeddings of a frozen public encoder."""
+"""Linear regression on the text embeddings of a frozen public encoder."""
 
 import dataclasses
 from typing import ClassVar
@@ -9,7 +9,7 @@ from coowned.models.linear_regression import LinearRegression
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingRegression(EmbeddingModel, LinearRegression):
-    """A linear model of a number on what a public BERT-type encoder makes of a text, scaled to length 1.
+    """A linear regression on text embeddings of a public BERT-type encoder, scaled to length 1.
 
     Guarantees:
       - The clipped gradient is that of `LinearRegression` on the embeddings.   (test_it_is_the_linear_model_on_rows)

@@ -1,4 +1,4 @@
-"""What linear models on embeddings share: texts, and a frozen public encoder that makes rows of them."""
+"""Shared parts of linear models on embeddings: texts, and the frozen public encoder that embeds them."""
 
 import dataclasses
 import re
@@ -23,7 +23,7 @@ from coowned.models.tasks import Table, Task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbeddingModel(FeatureModel):
-    """A linear model of embeddings of length 1.
+    """A linear model on embeddings of length 1.
 
     An embedding is a public function of one text: each person's texts make rows of their own examples alone, so that
     accounting is that of any linear model. A text without words is a row without influence.
@@ -52,7 +52,7 @@ class EmbeddingModel(FeatureModel):
         return {name: value for name, value in super().settings().items() if value != ""}
 
     def describe(self) -> dict[str, Any]:
-        """Without the encoder's place on this machine; its digest names it."""
+        """Describes the model without the encoder's path; its digest identifies it."""
         return {name: value for name, value in super().describe().items() if name != "encoder"}
 
     def check_files(self, folder: Path) -> None:

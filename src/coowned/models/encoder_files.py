@@ -1,4 +1,4 @@
-"""A public encoder of texts in the layout of Hugging Face and sentence-transformers, and as a run keeps it."""
+"""Files of a public text encoder, in the layout of Hugging Face and sentence-transformers, and as a run stores them."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ _MODULES = {"Transformer", "Pooling", "Normalize"}
 
 
 class _EncoderAlone:
-    """What `parameters_from` is to find besides the encoder's own parameters: nothing."""
+    """A head without parameters of its own, for reading an encoder with `parameters_from`."""
 
     architecture: ClassVar[str] = "BertModel"
     optional: ClassVar[tuple[str, ...]] = ()
@@ -41,7 +41,7 @@ class _EncoderAlone:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderFiles:
-    """Everything that says what an encoder makes of a text.
+    """All files and settings on which an encoder's embeddings depend.
 
     Guarantees:
       - Of a folder whose files ask for something else than a BERT, WordPiece, and the mean of all tokens or the first
@@ -99,16 +99,16 @@ class EncoderFiles:
 
     @functools.cached_property
     def sha256(self) -> str:
-        """Of the file with the weights: what the encoder is called."""
+        """The SHA-256 of the file with the weights, which identifies the encoder."""
         return hashlib.sha256(self.weights).hexdigest()
 
     @functools.cached_property
     def digest(self) -> str:
-        """Names everything that an embedding depends on, besides the text."""
+        """A digest of everything that an embedding depends on besides the text."""
         return hashlib.sha256(f"{self._recipe()}{self.vocabulary.digest}{self.sha256}".encode()).hexdigest()
 
     def parameters(self) -> dict[str, npt.NDArray[np.float32]]:
-        """The network's, under the names of a BERT with a head."""
+        """Returns the network's parameters, under the names of a BERT with a head."""
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
@@ -121,7 +121,7 @@ class EncoderFiles:
         return parameters_from(self.config, _EncoderAlone(), _with_prefix(arrays))
 
     def stored(self) -> dict[str, bytes]:
-        """Files by name, as a run keeps them."""
+        """Returns the files as a run stores them, by name."""
         words = "".join(f"{token}\n" for token in self.vocabulary.tokens)
         return {
             STORED_RECIPE: self._recipe().encode(),
@@ -136,7 +136,7 @@ class EncoderFiles:
 
 
 def check_encoder_folder(folder: Path) -> None:
-    """Refuses, with InputError, an encoder that is not there or lacks a file; none of them is read."""
+    """Raises InputError if an encoder does not exist or lacks a file, without reading any."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; {GET_AN_ENCODER}")
     if (folder / STORED_RECIPE).is_file():
@@ -147,13 +147,13 @@ def check_encoder_folder(folder: Path) -> None:
 
 
 def _with_prefix(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """A checkpoint of a BERT alone has names without the prefix that it has in one with a head."""
+    """Adds the prefix that the names of a headless BERT lack."""
     alone = ("embeddings.", "encoder.", "pooler.")
     return {f"bert.{name}" if name.startswith(alone) else name: array for name, array in arrays.items()}
 
 
 def _pooling(folder: Path) -> str:
-    """As modules.json says; a folder of transformers' own has none, and sentence-transformers takes the mean then."""
+    """Returns the pooling of modules.json; a plain transformers folder has none, for which the mean is used."""
     if not (folder / "modules.json").is_file():
         return "mean"
     listed = _json(folder / "modules.json")
@@ -191,7 +191,7 @@ def _sequence_length(folder: Path, positions: int) -> int:
 
 
 def _tokenizer(folder: Path) -> tuple[Vocabulary, bool]:
-    """(vocabulary, whether texts are put in small letters) of tokenizer.json, else of vocab.txt."""
+    """Returns (vocabulary, whether texts are lowercased) from tokenizer.json, else from vocab.txt."""
     about = folder / "sentence_bert_config.json"
     small = about.is_file() and _json(about).get("do_lower_case") is True
     file = folder / "tokenizer.json"

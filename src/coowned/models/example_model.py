@@ -1,4 +1,4 @@
-"""A loss of one example and the columns it reads, as the loop trains it: exact clipped sums in microbatches."""
+"""A loss of one example on the columns it reads, trained with exact clipped sums in microbatches."""
 
 import contextlib
 import dataclasses
@@ -7,7 +7,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,9 @@ from coowned.errors import BatchCoupledLossError, InputError, MemoryLimitError
 from coowned.exact.grid import Grid
 from coowned.models.model import digest_arrays, num_parameters, sums_of_members
 from coowned.models.parameter_trees import ParameterTree
-from coowned.models.probes import CanaryContent, StandInContent, random_canaries
+
+if TYPE_CHECKING:
+    from coowned.models.probes import CanaryContent, StandInContent
 
 _NEAR = 2**22  # bytes of gradients that a near cache holds: the host reads each of them twice
 MOST_ROWS = 128  # of a microbatch: a batch is padded to a multiple of it
@@ -37,7 +39,7 @@ STAND_IN_ENTRIES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ExampleModel:
-    """What `JaxModel` is for data of a given schema.
+    """The model of a `JaxModel` for data of a given schema.
 
     Guarantees:
       - What a copy adds is an integer vector no longer than the clip norm.   (test_no_example_adds_more)
@@ -141,7 +143,7 @@ class ExampleModel:
         )
 
     def gradient_sum(self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any) -> dict[str, Any]:
-        """The plain sum, some examples at a time: for training without privacy."""
+        """Computes the plain sum of gradients in microbatches, for training without privacy."""
         import jax
         import jax.numpy as jnp
 
@@ -162,7 +164,7 @@ class ExampleModel:
         return losses, self.predict(parameters, batch)[0] == batch[self._class_label]
 
     def labels_of(self, batch: dict[str, Any]) -> npt.NDArray[Any] | None:
-        """The classes; of a number nothing is known, since its loss may be any."""
+        """Returns the classes of a batch; None for a regression, whose loss is arbitrary."""
         return None if self._class_label is None else np.where(batch[USABLE], batch[self._class_label], np.nan)
 
     @property
@@ -181,7 +183,7 @@ class ExampleModel:
         return self._numpy.where(batch[USABLE][:, None], self._predicted(parameters, batch), self._numpy.nan)
 
     def _predicted(self, parameters: dict[str, Any], batch: dict[str, Any]) -> Any:
-        """(batch,) numbers, or (batch, classes) probabilities."""
+        """Computes (batch,) numbers, or (batch, classes) probabilities."""
         if self.predictor is None:
             raise InputError("the model has no predict function; pass predict=...")
         found = self._over_rows(self._predict, parameters, batch).astype(self._numpy.float32)
@@ -190,7 +192,7 @@ class ExampleModel:
         return found
 
     def to_arrays(self, parameters: dict[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
-        """The trained parameters by their paths in the tree; frozen ones are where the model was made."""
+        """Returns the trained parameters by their paths in the tree; frozen ones are not included."""
         return {name: np.asarray(array, np.float32) for name, array in parameters.items()}
 
     def from_arrays(self, arrays: Mapping[str, npt.ArrayLike]) -> dict[str, npt.NDArray[np.float32]]:
@@ -198,16 +200,20 @@ class ExampleModel:
         return self.tree.read(arrays)
 
     def stand_in(self) -> "ExampleModel":
-        """The same parameters, microbatch and clipper with a loss whose gradients are known: for audits."""
+        """Returns a model for audits: the same parameters, microbatch and clipper, and a loss with known gradients."""
         return linear_stand_in(self.shapes(), self.rows_at_once)
 
-    def worst_case(self) -> StandInContent:
-        """What a stand-in is trained on."""
+    def worst_case(self) -> "StandInContent":
+        """Returns the worst-case content of a stand-in."""
+        from coowned.models.probes import StandInContent
+
         tensor = largest_tensor(self.shapes())
         return StandInContent(tensor, math.prod(self.shapes()[tensor]))
 
     def with_canaries(self, users: int, per_user: int, clip_norm: float) -> "tuple[ExampleModel, CanaryContent]":
-        """Canaries of random numbers: what a model of which nothing is known can be asked to learn."""
+        """Returns canaries of random numbers, since nothing more specific is known about the model."""
+        from coowned.models.probes import random_canaries
+
         del clip_norm
         return self, random_canaries(self.entries, users, per_user, classes=len(self.classes or ()), seed=0)
 
@@ -231,13 +237,13 @@ class ExampleModel:
 
     @property
     def _numpy(self) -> Any:
-        """What `losses` and `predict` compute with."""
+        """The numpy-like module that `losses` and `predict` compute with."""
         import jax.numpy as jnp
 
         return jnp
 
     def _over_rows(self, function: Callable[..., Any], parameters: Arrays, batch: Arrays) -> Any:
-        """What a function of trained parameters, frozen ones and one row gives for each row."""
+        """Applies a function of trained parameters, frozen ones and one row to each row."""
         import jax
 
         from coowned.models import microbatches
@@ -246,19 +252,19 @@ class ExampleModel:
         return microbatches.over_parts(many, self._rows(batch), _AT_ONCE)
 
     def _placed(self, parameters: Arrays) -> Mapping[str, Any]:
-        """All parameters as the programs take them."""
+        """Returns all parameters as the programs take them."""
         return {"trained": parameters, "frozen": self._frozen}
 
     @functools.cached_property
     def _frozen(self) -> dict[str, Any]:
-        """What is not trained, on the device once and not with every microbatch."""
+        """The frozen parameters, placed on the device once and not with every microbatch."""
         import jax
 
         return jax.device_put(self.tree.frozen)
 
     @functools.cached_property
     def _gradients(self) -> Any:
-        """(parameters with a leading axis of one model, rows) -> every row's gradients, compiled."""
+        """A compiled function: (parameters with a leading axis of one model, rows) -> every row's gradients."""
         import jax
 
         def gradients(parameters: Arrays, rows: Arrays) -> Any:
@@ -268,21 +274,21 @@ class ExampleModel:
         return jax.jit(gradients)
 
     def _program(self, rows: int) -> Any:
-        """The gradients of so many rows, compiled for the default device."""
+        """Returns the gradient program for this many rows, compiled for the default device."""
         if rows not in self._programs:
             keep_compiled_programs()
             self._programs[rows] = self._gradients.lower(self._all_parameters(), self._made_up(rows)).compile()
         return self._programs[rows]
 
     def _program_for_data(self) -> Any:
-        """The program of a microbatch, for rows that need not be as harmless as made-up ones."""
+        """Returns the program of a microbatch for real rows, which may be less well-behaved than made-up ones."""
         return self._program(self.rows_at_once)
 
     # ---- checks before training, on made-up data of the data's shapes
 
     @functools.cached_property
     def program_digest(self) -> str:
-        """Names what is differentiated: the program for one example, with every constant in it.
+        """A digest of what is differentiated: the program for one example, with every constant in it.
 
         Refuses, with InputError, a loss that is not one float32 number or that calls back into Python.
         """
@@ -303,7 +309,7 @@ class ExampleModel:
 
     @functools.cached_property
     def rows_at_once(self) -> int:
-        """Examples of a microbatch: no more than fit the memory limit, nor than a cache has room for."""
+        """The size of a microbatch: no more examples than fit the memory limit or a cache."""
         if self.microbatch is not None:
             return self.microbatch
         size = self._most_rows()
@@ -320,7 +326,7 @@ class ExampleModel:
         return power_of_two(min(MOST_ROWS, _NEAR / (4 * num_parameters(self))))
 
     def memory_of(self, rows: int) -> int:
-        """Bytes that a microbatch of so many rows takes: parameters, examples, gradients, and what lies between."""
+        """Estimates the bytes of a microbatch of this many rows: parameters, examples, gradients and temporaries."""
         size = num_parameters(self)
         try:
             used = self._program(rows).memory_analysis()
@@ -331,7 +337,7 @@ class ExampleModel:
         return device + 16 * size  # sums on the host: float64, then int64
 
     def check_independence(self) -> None:
-        """Refuses, with BatchCoupledLossError, a loss whose gradient for one row changes when others do."""
+        """Raises BatchCoupledLossError if the gradient of one row changes when others do."""
         _ = self._is_independent
 
     @functools.cached_property
@@ -351,7 +357,7 @@ class ExampleModel:
         return True
 
     def _check_out_of_range(self, size: int) -> None:
-        """The same for rows that hold numbers which are no index of anything; such a row may also raise.
+        """Repeats the check with rows that hold invalid indices; such a row may also raise.
 
         Where examples lie one after another in memory, the first may reach into any other, and the last by -1. Of the
         powers of the number of rows one lies in the others' part, whatever the length of each.
@@ -371,12 +377,12 @@ class ExampleModel:
                     _refuse_changes(_on_host(odd), _on_host(again or {}), np.arange(size) == row)
 
     def _unless_it_raises(self, gradients: Any, parameters: Any, rows: Arrays) -> Arrays | None:
-        """None where a row's content raises: XLA has no such errors."""
+        """Computes gradients, or returns None where a row's content raises; XLA has no such errors."""
         return gradients(parameters, rows)
 
     @functools.cached_property
     def _is_same_everywhere(self) -> bool:
-        """Whether made-up rows have the same gradients, bit by bit, in every place of a microbatch they are moved to.
+        """Whether made-up rows have bitwise the same gradients in every position of a microbatch.
 
         Libraries multiply matrices by kernels for some rows at a time, and add in another order in the last ones.
         """
@@ -391,7 +397,7 @@ class ExampleModel:
         return True
 
     def _probed_parameters(self) -> Iterator[Mapping[str, Any]]:
-        """Those that training starts from, which may have zeros that hide what gradients depend on, and some near."""
+        """Yields the starting parameters, whose zeros may hide dependences of the gradients, and some near them."""
         generator = np.random.default_rng(0)
         for distance in (0.0, 0.1):
             near = {
@@ -404,7 +410,7 @@ class ExampleModel:
         return self._placed({name: array[None] for name, array in self.tree.trained.items()})
 
     def _made_up(self, rows: int, *, seed: int = 0, scale: float = 1.0) -> dict[str, npt.NDArray[Any]]:
-        """A batch of random numbers: normal, or 0 and 1 (any class) for integers."""
+        """Makes a batch of random numbers: normal, or 0 and 1 (any class) for integers."""
         generator = np.random.default_rng(seed)
         arrays: dict[str, npt.NDArray[Any]] = {}
         for entry in self.entries:
@@ -419,10 +425,11 @@ class ExampleModel:
 def at_own_places(
     rows: Arrays, mask: npt.NDArray[np.bool_], size: int
 ) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.bool_]]:
-    """Rows and mask of a batch in another order, with padding: a copy's place in microbatches of `size` is its own.
+    """Reorders and pads a batch so that every copy has a fixed position in its microbatch of `size`.
 
-    The place is drawn by the copy's key, which it has whoever else was drawn. Two copies with one place are in two
-    microbatches: for a batch of n there are as many as the most that share one, about n / size where n is much more.
+    The position is derived from the copy's key, which does not depend on the other copies drawn. Copies with the same
+    position go to different microbatches, so there are as many microbatches as copies share one position at most,
+    about n / size for a batch of n much larger than size.
     """
     kept = np.flatnonzero(mask)
     places = np.asarray(rows[KEY])[kept, 0].astype(np.int64) % size
@@ -438,7 +445,7 @@ def at_own_places(
 
 
 def linear_stand_in(shapes: Mapping[str, Sequence[int]], microbatch: int) -> ExampleModel:
-    """A model of these parameters whose loss is linear in them, so that an example says what its gradient is.
+    """Returns a model with these parameters and a linear loss, so that an example determines its gradient.
 
     The gradient of {"coordinate": j, "length": a, "everywhere": b} is a at number j of the largest parameter, plus b
     times the cosine of its number at every number of every parameter.
@@ -460,13 +467,13 @@ def linear_stand_in(shapes: Mapping[str, Sequence[int]], microbatch: int) -> Exa
 
 
 def largest_tensor(shapes: Mapping[str, Sequence[int]]) -> str:
-    """The name of the parameter with the most numbers, the first of them."""
+    """Returns the name of the parameter with the most entries, the first if several have as many."""
     return max(sorted(shapes), key=lambda name: math.prod(shapes[name]))
 
 
 @contextlib.contextmanager
 def refuse_collectives() -> Iterator[None]:
-    """Refuses, with BatchCoupledLossError, a loss that is traced inside and asks for an axis of the batch."""
+    """Raises BatchCoupledLossError for a loss traced inside that uses a batch axis."""
     try:
         yield
     except NameError as error:
@@ -479,7 +486,7 @@ def refuse_collectives() -> Iterator[None]:
 
 
 def _with_row(batch: Arrays, row: int, given: Arrays) -> dict[str, npt.NDArray[Any]]:
-    """A copy of a batch in which one row is that of another."""
+    """Returns a copy of a batch in which one row is replaced by that of another batch."""
     changed = {name: array.copy() for name, array in batch.items()}
     for name, array in changed.items():
         array[row] = given[name][row]
@@ -487,7 +494,7 @@ def _with_row(batch: Arrays, row: int, given: Arrays) -> dict[str, npt.NDArray[A
 
 
 def _refuse_changes(usual: Arrays, changed: Arrays, rows: npt.NDArray[np.bool_]) -> None:
-    """Raises BatchCoupledLossError where the gradient of one of these rows, which were not changed, is another."""
+    """Raises BatchCoupledLossError if the gradient of one of these unchanged rows differs."""
     for name, gradient in usual.items():
         if name not in changed or gradient[rows].tobytes() != changed[name][rows].tobytes():
             raise BatchCoupledLossError(
@@ -502,5 +509,5 @@ def _on_host(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
 
 
 def power_of_two(number: float) -> int:
-    """The largest at or below, and at least 1."""
+    """Returns the largest power of two at or below the number, and at least 1."""
     return 2 ** max(0, math.floor(math.log2(max(1, number))))

@@ -1,4 +1,4 @@
-"""A model of one's own by a loss of ONE example: how data of a schema become its examples, whatever computes it."""
+"""Specifications of custom models by the loss of ONE example: from a schema to the entries of an example."""
 
 import abc
 import dataclasses
@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ Kinds = Mapping[str, tuple[tuple[int, ...] | None, bool]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ExampleSpecification(Specification):
-    """What `JaxModel` and PyTorch's `TorchModel` share: from a schema to the entries of an example.
+    """The parts that `JaxModel` and PyTorch's `TorchModel` share: from a schema to the entries of an example.
 
     Attributes:
       loss: of one example.
@@ -69,95 +69,67 @@ class ExampleSpecification(Specification):
         model = self.for_schema(schema, labels=labels)
         if is_private:  # before anything is read; that the parameters are public is the caller's word
             model.check_independence()
+        table_of = self.reader(model)
 
         def read(examples: AttributedExamples) -> tuple[Model, Table, dict[str, int]]:
-            table = self.table(examples, model)
+            table = table_of(examples)
             return model, table, {"unusable_rows": table.num_unusable}
 
         return Task(read=read)
 
-    def table(self, examples: AttributedExamples, model: ExampleModel) -> ExampleTable:
-        """The content of some examples."""
-        return ExampleTable.from_examples(examples, model.entries)
+    def reader(self, model: ExampleModel) -> Callable[[AttributedExamples], ExampleTable]:
+        """Returns a function that reads the content of some examples; it is called once for each piece of the data."""
+        return lambda examples: ExampleTable.from_examples(examples, model.entries)
 
     # ---- what depends on the library that computes
 
     @abc.abstractmethod
     def parameter_tree(self) -> ParameterTree:
-        """The parameters, taken apart."""
+        """Returns the parameters, split into trained and frozen leaves."""
 
     @abc.abstractmethod
     def make_model(self, **settings: Any) -> ExampleModel:
-        """The model with these settings, besides the loss and the predictor."""
+        """Returns the model with these settings, besides the loss and the predictor."""
 
     @abc.abstractmethod
     def call(self, function: Callable[..., Any], tree: ParameterTree, example: Mapping[str, Any]) -> Any:
-        """What `loss` or `predict` gives for an example; its shape is enough."""
+        """Evaluates `loss` or `predict` for an example; only the shape of the result is used."""
 
     @abc.abstractmethod
     def probabilities(self, tree: ParameterTree, example: Mapping[str, npt.NDArray[Any]]) -> Any:
-        """What `predict` gives for an example under the parameters that training starts from."""
+        """Evaluates `predict` for an example under the starting parameters."""
 
     def lengths(self, tree: ParameterTree) -> list[int]:
-        """What the length of a list may be that nobody says, in increasing order: those of the parameters' axes."""
+        """Returns candidate lengths for lists of undeclared length, in increasing order: the axes of the parameters."""
         return sorted({size for array in (*tree.trained.values(), *tree.frozen.values()) for size in array.shape})
 
     def more_entries(self, schema: pa.Schema) -> dict[str, tuple[tuple[int, ...], bool]]:
-        """Entries of an example that are no column of the data: shape, and whether they hold integers."""
+        """Returns entries of an example that are not columns of the data: shape, and whether they hold integers."""
         del schema
         return {}
 
     # ---- from a schema to entries
 
     def for_schema(self, schema: pa.Schema, *, labels: bool = True) -> ExampleModel:
-        """The model for data of this schema; without labels only what `predict` reads need be there."""
+        """Returns the model for data of this schema; without labels only the columns `predict` reads are needed."""
         tree = self.parameter_tree()
-        columns = self._columns(schema)
-        if not labels:
-            columns = {name: column for name, column in columns.items() if column in schema.names}
-        more = self.more_entries(schema)
-        columns |= dict.fromkeys(more, "")
-        declared = not types_are_inferred(schema)
-        named = declared or self.columns is not None  # otherwise one row's key may make a column
-        known = columns if named else more
-        label = self.label or next((name for name in _LABELS if name in known), None)
-        if label is None and not named and labels and (self.predict is not None or self.classes is not None):
-            raise InputError(
-                "name the column of the label, label=...: CSV, JSONL and SQL declare no columns, so a name such as "
-                "'label' may be in one row only"
-            )
-        if label is not None and label not in columns and labels:
-            raise InputError(
-                f"label is {label!r}, which is not an entry of an example; choose from {', '.join(columns)}"
-            )
-        spelled = declared and label in columns and label not in more and is_text(column_type(schema, columns[label]))
-        if spelled and self.classes is None:
-            raise InputError(
-                f"column {columns[str(label)]!r} holds text: declare its classes, classes=[...]; collecting them from "
-                "the data would reveal them"
-            )
+        columns, more, label, spelled, named = self._entries(schema, labels=labels)
         plain = {
             name: column for name, column in columns.items() if name not in more and not (spelled and name == label)
         }
         shapes = {name: tuple(shape) for name, shape in self.shapes.items()}
         kinds = columns_of(schema, plain, shapes, self.integers)
         kinds |= {name: more.get(name, ((), True)) for name in columns if name not in plain}
+        why_missing = functools.partial(self._why_missing, schema)
         try:
-            found, output = self._traced(
-                tree,
-                kinds,
-                label,
-                labels=labels,
-                all_known=named,
-                why_missing=functools.partial(self._why_missing, schema),
-            )
+            found, output = self._traced(tree, kinds, label, labels=labels, all_known=named, why_missing=why_missing)
         except Exception as error:
-            if declared or isinstance(error, InputError):
+            if isinstance(error, InputError) or not types_are_inferred(schema):
                 raise
             raise InputError(
-                f"the model cannot be computed ({type(error).__name__}: {one_line(error)}). CSV, JSONL and SQL declare "
-                "no types: name the entries that are integers, integers=[...], and give the shapes of lists, "
-                "shapes={...}; or store the data as Parquet"
+                f"the model cannot be computed ({type(error).__name__}: {one_line(error)}). CSV, JSONL, SQL and Python "
+                "lists declare no types: name the entries that are integers, integers=[...], and give the shapes of "
+                "lists, shapes={...}; or store the data as Parquet"
             ) from error
         classes = self.class_names(output)
         if classes is not None and labels and self.predict is not None:
@@ -183,8 +155,36 @@ class ExampleSpecification(Specification):
             origin=self.origin,
         )
 
+    def _entries(self, schema: pa.Schema, *, labels: bool) -> "_Entries":
+        """Returns the entries that an example may have, and which of them is the label."""
+        columns = self._columns(schema)
+        if not labels:
+            columns = {name: column for name, column in columns.items() if column in schema.names}
+        more = self.more_entries(schema)
+        columns |= dict.fromkeys(more, "")
+        declared = not types_are_inferred(schema)
+        named = declared or self.columns is not None  # otherwise one row's key may make a column
+        known = columns if named else more
+        label = self.label or next((name for name in _LABELS if name in known), None)
+        if label is None and not named and labels and (self.predict is not None or self.classes is not None):
+            raise InputError(
+                "name the column of the label, label=...: CSV, JSONL, SQL and Python lists declare no types, so a name "
+                "such as 'label' may be in one row only"
+            )
+        if label is not None and label not in columns and labels:
+            raise InputError(
+                f"label is {label!r}, which is not an entry of an example; choose from {', '.join(columns)}"
+            )
+        spelled = declared and label in columns and label not in more and is_text(column_type(schema, columns[label]))
+        if spelled and self.classes is None:
+            raise InputError(
+                f"column {columns[str(label)]!r} holds text: declare its classes, classes=[...]; collecting them from "
+                "the data would reveal them"
+            )
+        return _Entries(columns, more, label, spelled, named)
+
     def for_table(self, table: ExampleTable) -> ExampleModel:
-        """The model for arrays in memory; classes are then indices already."""
+        """Returns the model for arrays in memory, whose classes are indices already."""
         kinds = table.dtypes()
         fields = {}
         for name, shape in table.shapes().items():
@@ -195,11 +195,11 @@ class ExampleSpecification(Specification):
         return self.for_schema(pa.schema(fields))
 
     def settings(self) -> dict[str, Any]:
-        """Nothing but the kind: functions are not in a configuration file."""
+        """Returns the kind only, since functions are not part of a configuration file."""
         return {"kind": self.kind}
 
     def _columns(self, schema: pa.Schema) -> dict[str, str]:
-        """The column of each entry that an example may have."""
+        """Returns the column of each entry that an example may have."""
         if isinstance(self.columns, Mapping):
             return dict(self.columns)
         if isinstance(self.columns, str):
@@ -211,7 +211,7 @@ class ExampleSpecification(Specification):
         return columns
 
     def _why_missing(self, schema: pa.Schema, name: str) -> str:
-        """Why an example has no entry of this name, and what there is."""
+        """Explains why an example has no entry of this name, and which entries it has."""
         columns = self._columns(schema)
         if self.columns is not None and name not in columns:
             return f"the model reads example[{name!r}], and columns names only {', '.join(columns)}; name it there"
@@ -231,7 +231,7 @@ class ExampleSpecification(Specification):
         all_known: bool,
         why_missing: Callable[[str], str],
     ) -> tuple[dict[str, tuple[int, ...]], Any]:
-        """(the shape of each entry that is used, what `predict` gives), by calling both functions.
+        """Calls both functions; returns (the shape of each entry that they use, what `predict` returns).
 
         Entries whose length nobody says have each length that a parameter has, until one of them fits. Unless all
         columns of numbers are known, entries must be asked for by name.
@@ -243,13 +243,7 @@ class ExampleSpecification(Specification):
         while tries:
             example = RecordingExample(kinds, tries.pop(), self.zeros, all_known, why_missing)
             try:
-                with refuse_collectives():
-                    output = None if self.predict is None else self.call(self.predict, tree, example)
-                    if labels:
-                        if self.class_names(output):  # a class is its index, whatever the type of its column
-                            example.whole.add(label)
-                        self.call(self.loss, tree, example)
-                    fitting.append((example, output))
+                fitting.append((example, self._called(tree, example, label, labels=labels)))
             except UnknownLengthError as missing:
                 unknown.append(str(missing))
                 tries, fitting = _lengths(unknown, self.lengths(tree)), []
@@ -266,12 +260,22 @@ class ExampleSpecification(Specification):
         example, output = fitting[0]
         return (example.used if self.columns is None or not labels else example.all_shapes()), output
 
+    def _called(self, tree: ParameterTree, example: "RecordingExample", label: str | None, *, labels: bool) -> Any:
+        """Calls both functions with an example; returns the result of `predict`."""
+        with refuse_collectives():
+            output = None if self.predict is None else self.call(self.predict, tree, example)
+            if labels:
+                if self.class_names(output):  # a class is its index, whatever the type of its column
+                    example.whole.add(label)
+                self.call(self.loss, tree, example)
+            return output
+
     @abc.abstractmethod
     def zeros(self, shape: tuple[int, ...], whole: bool) -> Any:
-        """An array of the library's, of float32 or of integers."""
+        """Returns an array of the library's, of float32 or of integers."""
 
     def _check_probabilities(self, tree: ParameterTree, shapes: Mapping[str, tuple[int, ...]], kinds: Kinds) -> None:
-        """Refuses scores instead of probabilities, on a made-up example and the parameters that were given."""
+        """Raises an error if `predict` returns scores instead of probabilities, on made-up examples."""
         example = {name: np.ones(shape, np.int32 if kinds[name][1] else np.float32) for name, shape in shapes.items()}
         probabilities = np.asarray(self.probabilities(tree, example), np.float64)
         total = probabilities.sum() if probabilities.ndim else 1.0
@@ -284,7 +288,7 @@ class ExampleSpecification(Specification):
             )
 
     def class_names(self, output: Any) -> tuple[Any, ...] | None:
-        """What the numbers that `predict` gives stand for."""
+        """Returns the class names for the outputs of `predict`."""
         classes = () if self.classes is None else self.classes
         named = tuple(range(classes)) if isinstance(classes, int) else tuple(np.asarray(classes, object).tolist())
         shape = None if output is None else getattr(output, "shape", None)
@@ -303,8 +307,18 @@ class ExampleSpecification(Specification):
         return named or tuple(range(shape[0]))
 
 
+class _Entries(NamedTuple):
+    """The entries that an example may have."""
+
+    columns: dict[str, str]  # of the data, by entry; "" for an entry that is no column
+    more: Mapping[str, tuple[tuple[int, ...], bool]]  # entries that are no column, with shape and whether integers
+    label: str | None
+    spelled: bool  # the label is text
+    named: bool  # the columns are known without looking at any row
+
+
 class UnknownLengthError(Exception):
-    """An entry was asked for whose length is not known; the message is its name."""
+    """An error for an entry of unknown length; the message is its name."""
 
 
 class RecordingExample(Mapping[str, Any]):
@@ -353,13 +367,13 @@ class RecordingExample(Mapping[str, Any]):
 
 
 def _lengths(unknown: Sequence[str], sizes: Sequence[int]) -> list[dict[str, int]]:
-    """Every way to give each of them one of these lengths, as far as they are not too many to try."""
+    """Returns every way to assign one of these sizes to each of the lists, if there are not too many."""
     ways = itertools.islice(itertools.product(sizes, repeat=len(unknown)), _MOST_TRIES)
     return [dict(zip(unknown, lengths, strict=True)) for lengths in ways]
 
 
 def bytes_of(limit: str | int) -> int:
-    """A memory limit in bytes.
+    """Returns a memory limit in bytes.
 
     >>> bytes_of("1.5GB"), bytes_of("512 MiB"), bytes_of(1000)
     (1500000000, 536870912, 1000)

@@ -1,4 +1,4 @@
-"""Any model in JAX: a loss of one example, a tree of parameters, and a function that predicts."""
+"""Custom models in JAX: a loss of one example, a tree of parameters, and a prediction function."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from coowned.models.parameter_trees import ParameterTree, Trainable
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class JaxModel(ExampleSpecification):
-    """A model of one's own: `loss(parameters, example, key)` of ONE example, in JAX.
+    """A custom model defined by `loss(parameters, example, key)` of ONE example, in JAX.
 
     `example` is a dictionary of arrays without a batch axis: float32, or int32 for integers. `key` is a key of
     `jax.random` for dropout and the like: new for every copy of every step, and fixed in evaluations. Gradients of
@@ -33,7 +33,7 @@ class JaxModel(ExampleSpecification):
       columns: the column of the data that each entry of an example is read from, or a list of columns; default: the
         columns of numbers that `loss` and `predict` ask for by name (all of them, if they copy the whole example).
       shapes: of entries whose lists may have any length; where it is left out and only one length goes with the
-        parameters, it is that. CSV, JSONL and SQL declare no types: an entry is one number where it is left out.
+        parameters, it is that. CSV, JSONL, SQL and Python lists declare no types: an entry is then one number.
       integers: the entries that are integers, in data that declare no types; all others are floats there.
       trainable: which parameters are trained: patterns of paths such as ["layers/1/*"], a function of a path, or a
         tree of booleans.
@@ -66,7 +66,7 @@ class JaxModel(ExampleSpecification):
         return ExampleModel(loss=self.loss, predictor=self.predict, **settings)
 
     def with_arrays(self, arrays: Mapping[str, Any]) -> Any:
-        """The tree of parameters with the trained ones from a model file: what `loss` and `predict` take."""
+        """Returns the parameter tree that `loss` and `predict` take, with the trained values from a model file."""
         tree = self.parameter_tree()
         return tree.whole(tree.read(arrays), tree.frozen)
 
@@ -76,7 +76,7 @@ class JaxModel(ExampleSpecification):
         return jnp.zeros(shape, jnp.int32 if whole else jnp.float32)
 
     def call(self, function: Callable[..., Any], tree: ParameterTree, example: Mapping[str, Any]) -> Any:
-        """Traces it: nothing is computed."""
+        """Traces the function without computing anything."""
         import jax
 
         def traced(trained: Any, frozen: Any) -> Any:

@@ -1,11 +1,11 @@
-"""What all linear models share: one score, or one for each class, from a row of features and an intercept."""
+"""Shared parts of linear models: one score, or one per class, from a row of features and an intercept."""
 
 import abc
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,10 @@ from coowned.errors import InputError
 from coowned.exact.grid import Grid
 from coowned.exact.linear_sums import clipped_linear_sums
 from coowned.models.model import Model
-from coowned.models.probes import CanaryContent, LinearContent, feature_canaries
 from coowned.models.tasks import Specification, Table, Task
+
+if TYPE_CHECKING:
+    from coowned.models.probes import CanaryContent, LinearContent
 
 CANARY_LENGTH = 4.0  # of a canary's features, in clip norms: clipped, and not learned in a single step
 
@@ -47,12 +49,12 @@ class LinearModel(Specification, abc.ABC):
 
     @property
     def classes(self) -> Any:
-        """What labels there are; None where a number is predicted."""
+        """The labels; None for a regression."""
         return None
 
     @property
     def num_scores(self) -> int:
-        """1, or the number of classes where there are more than two."""
+        """The number of scores: 1, or the number of classes if there are more than two."""
         count = len(self.classes or ())
         return count if count > 2 else 1
 
@@ -106,15 +108,13 @@ class LinearModel(Specification, abc.ABC):
         devices: Sequence[Any] = (),
         scales: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
-        """On the host, whatever devices there are; rows are stored as integers, and are not scaled."""
+        """Computes the clipped sums on the host, whatever devices there are; rows are integers and are not scaled."""
         del scales
         sums, clipped = self._clipped_sums(np.asarray(parameters["coefficients"]), batch, mask, grids)
         return {"coefficients": sums}, clipped
 
     def gradient_sum(self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any) -> dict[str, Any]:
-        """As anybody would write it. An example that is not finite adds nothing: one look at the scores, which are not
-        finite either then, tells whether there is any.
-        """
+        """Computes the sum of gradients without clipping; examples that are not finite add nothing."""
         import jax
         import jax.numpy as jnp
 
@@ -133,7 +133,7 @@ class LinearModel(Specification, abc.ABC):
         return {"coefficients": jax.lax.cond(usable.all(), lambda: slopes(residuals)[0], guarded)}
 
     def scores(self, coefficients: Any, batch: dict[str, Any]) -> Any:
-        """(batch[, classes]) of one model."""
+        """Computes the (batch[, classes]) scores of one model."""
         return self._products(coefficients[..., :-1], batch) + coefficients[..., -1]
 
     def losses(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
@@ -160,24 +160,28 @@ class LinearModel(Specification, abc.ABC):
         joined = np.concatenate([arrays["weights"], np.asarray(arrays["intercept"])[..., None]], axis=-1)
         return {"coefficients": joined.astype(np.float32)}
 
-    def worst_case(self) -> LinearContent:
+    def worst_case(self) -> "LinearContent":
+        from coowned.models.probes import LinearContent
+
         return LinearContent(self._size, *self._worst_labels())
 
-    def with_canaries(self, users: int, per_user: int, clip_norm: float) -> tuple[Model, CanaryContent]:
+    def with_canaries(self, users: int, per_user: int, clip_norm: float) -> "tuple[Model, CanaryContent]":
+        from coowned.models.probes import feature_canaries
+
         content = feature_canaries(users, per_user, num_features=self._size, length=CANARY_LENGTH * clip_norm)
         return self._widened(self._size + users), content  # pyright: ignore[reportReturnType]
 
     def _widened(self, num_features: int) -> Self:
-        """The same model of more features, whatever columns they come from."""
+        """Returns the same model with more features, whatever columns they come from."""
         return dataclasses.replace(self, num_features=num_features)
 
     @abc.abstractmethod
     def _example_features(self) -> str:
-        """Python code that makes `features` (rows, num_features) of one example."""
+        """Returns Python code that makes `features` (rows, num_features) of one example."""
 
     @abc.abstractmethod
     def _answer(self) -> tuple[str, str]:
-        """(what a score means in words, Python code that makes the answer of `scores`)."""
+        """Returns (the meaning of a score in words, Python code that turns `scores` into predictions)."""
 
     @abc.abstractmethod
     def _clipped_sums(
@@ -185,25 +189,25 @@ class LinearModel(Specification, abc.ABC):
     ) -> tuple[npt.NDArray[np.int64], int]: ...
 
     def _products(self, weights: Any, batch: dict[str, Any]) -> Any:
-        """(batch[, classes]) features times weights."""
+        """Computes (batch[, classes]) features times weights."""
         return batch["features"] @ weights.T
 
     @abc.abstractmethod
     def _residuals(self, scores: Any, labels: Any) -> Any:
-        """The derivative of an example's loss by its scores; NaN where the label is none."""
+        """Computes the derivative of an example's loss by its scores; NaN for an invalid label."""
 
     @abc.abstractmethod
     def _loss(self, scores: Any, labels: Any) -> tuple[Any, Any]:
-        """((batch,) loss, (batch,) whether predicted rightly)."""
+        """Computes ((batch,) loss, (batch,) whether predicted correctly)."""
 
     @abc.abstractmethod
     def _worst_labels(self) -> tuple[tuple[float, ...], float, float, float]:
-        """What `LinearContent` asks for: residuals at scores of zero, labels, and a huge feature."""
+        """Returns the parameters of `LinearContent`: residuals at zero scores, labels, and a huge feature."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureModel(LinearModel):
-    """A linear model of columns of numbers."""
+    """A linear model on numeric columns."""
 
     label_field: ClassVar[str]  # names the column that is predicted
     features: str | Sequence[str] = "features"
@@ -252,12 +256,12 @@ class FeatureModel(LinearModel):
         return clipped_linear_sums(coefficients, batch["features"], labels, mask, grids, norms, squared_loss=is_number)
 
     def _labels(self, batch: dict[str, Any]) -> Any:
-        """(batch,) as `clipped_linear_sums` takes them."""
+        """Returns (batch,) labels as `clipped_linear_sums` takes them."""
         return batch["labels"]
 
 
 class Classifier(LinearModel):
-    """Loss and predictions of classes: one score for two of them, else one for each."""
+    """Loss and predictions of a classifier: one score for two classes, else one per class."""
 
     classes: Any
 
@@ -312,12 +316,12 @@ class Classifier(LinearModel):
 
 
 def _beside(rows: Any, array: Any) -> Any:
-    """(batch,) with as many axes as an array of the batch has."""
+    """Reshapes (batch,) rows to broadcast against an array of the batch."""
     return rows.reshape(-1, *(1,) * (array.ndim - 1))
 
 
 def _one_hot(labels: Any, classes: int) -> Any:
-    """(batch, classes); NaN in the row of a label that is no class."""
+    """Returns (batch, classes) indicators; NaN in the row of an invalid label."""
     import jax.numpy as jnp
 
     hot = (labels[:, None] == jnp.arange(classes)).astype(jnp.float32)

@@ -1,21 +1,23 @@
-"""Linear regression with an intercept, of a target with a public bound."""
+"""Linear regression with an intercept, for a target with a public bound."""
 
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
 from coowned.models.linear import FeatureModel
-from coowned.models.probes import CanaryContent
+
+if TYPE_CHECKING:
+    from coowned.models.probes import CanaryContent
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinearRegression(FeatureModel):
-    """A linear model of a number, trained by least squares.
+    """A linear regression, trained by least squares.
 
     Targets are clipped to [-target_bound, target_bound], each by itself. Inside they are divided by the power of two at
     or above the bound, so that a clip norm near 1 and usual learning rates suit any unit; what is stored, predicted and
@@ -54,7 +56,7 @@ class LinearRegression(FeatureModel):
         return math.ldexp(1.0, exponent - (mantissa == 0.5))
 
     def _targets(self, labels: Any, numpy: Any) -> Any:
-        """In units, clipped; what is not finite is NaN."""
+        """Returns clipped targets in units; non-finite ones become NaN."""
         clipped = numpy.clip(labels, -self.target_bound, self.target_bound) / self._unit
         return numpy.where(numpy.isfinite(labels), clipped, numpy.nan).astype(numpy.float32)
 
@@ -66,7 +68,7 @@ class LinearRegression(FeatureModel):
         )
 
     def labels_of(self, batch: dict[str, Any]) -> npt.NDArray[Any]:
-        """The targets as the loss sees them, in the unit of the data."""
+        """Returns the targets as the loss sees them, in the unit of the data."""
         return self._unit * self._labels(batch)
 
     def _labels(self, batch: dict[str, Any]) -> npt.NDArray[np.float32]:
@@ -78,7 +80,7 @@ class LinearRegression(FeatureModel):
         return scores - self._targets(labels, jnp)
 
     def _loss(self, scores: Any, labels: Any) -> tuple[Any, Any]:
-        """The squared error; no number counts as right."""
+        """Computes the squared error; no prediction counts as correct."""
         import jax.numpy as jnp
 
         return (self._unit * self._residuals(scores, labels)) ** 2, jnp.zeros(labels.shape, bool)

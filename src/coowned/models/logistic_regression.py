@@ -1,4 +1,4 @@
-"""Logistic regression with an intercept, of two classes or more."""
+"""Logistic regression with an intercept, for two classes or more."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from coowned.models.linear import Classifier, FeatureModel
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogisticRegression(FeatureModel, Classifier):
-    """A linear model of classes: the logistic loss for two, softmax's cross-entropy for more.
+    """A linear classifier: the logistic loss for two classes, softmax cross-entropy for more.
 
     Guarantees:
       - The clipped gradient is that of `coowned.exact.linear_sums`, all classes, weights and intercepts together.

@@ -1,4 +1,4 @@
-"""A batch part by part, in JAX: all parts have one shape, so that one small program does them all.
+"""Computing on a batch in parts of equal shape, in JAX, so that one small program handles them all.
 
 A part is rows that follow one another, which is fastest to read; or, where they are `spread`, rows from all over the
 batch, so that a batch divided among devices is divided in every part.
@@ -11,7 +11,7 @@ from coowned.extras import jax, jnp
 
 
 def in_parts(batch: Any, most: int, *, spread: bool = False) -> tuple[Callable[[Any], Any], int]:
-    """(the rows of a part by its number, how many parts there are): at most so many rows each, padded with zeros."""
+    """Returns (the rows of a part by its number, the number of parts): at most `most` rows each, padded with zeros."""
     count = len(jax.tree.leaves(batch)[0])
     parts = max(1, -(-count // most))
     size = max(1, -(-count // parts))
@@ -30,7 +30,7 @@ def in_parts(batch: Any, most: int, *, spread: bool = False) -> tuple[Callable[[
 
 
 def over_parts(function: Callable[[Any], Any], batch: Any, most: int, *, spread: bool = False) -> Any:
-    """What a function of some rows gives for each of them, in the order of the batch."""
+    """Applies a function of some rows to all parts; the results are in the order of the batch."""
     count = len(jax.tree.leaves(batch)[0])
     rows, parts = in_parts(batch, most, spread=spread)
     found = jax.lax.map(lambda part: function(rows(part)), jnp.arange(parts))  # (parts, rows of a part, ...)
@@ -45,7 +45,7 @@ def over_parts(function: Callable[[Any], Any], batch: Any, most: int, *, spread:
 def gradient_sum(
     loss: Callable[[Any, Any], Any], parameters: Any, batch: Any, most: int, *, spread: bool = False
 ) -> Any:
-    """The sum over all parts of the gradients of `loss(parameters, rows)`, the summed loss of some rows."""
+    """Sums the gradients of `loss(parameters, rows)`, the summed loss of some rows, over all parts."""
     rows, parts = in_parts(batch, most, spread=spread)
 
     def add(part: Any, sums: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the loop asks of a model."""
+"""The interface between training and a model."""
 
 import functools
 import hashlib
@@ -16,7 +16,7 @@ Parameters = dict[str, Any]
 
 
 class Model(Protocol):
-    """A model the loop can train: where it starts, its clipped gradient, and what it says of an example.
+    """A trainable model: its starting point, clipped gradients, losses and predictions.
 
     `gradient_sum`, `losses` and `predict` are called inside a compiled step, with arrays of JAX's, where `runs_in_jax`.
     """
@@ -29,27 +29,27 @@ class Model(Protocol):
 
     @property
     def classes(self) -> tuple[Any, ...] | None:
-        """What the indices that `predict` gives mean, as the data spell the labels; None where it gives a number."""
+        """The labels that the indices of `predict` stand for, spelled as in the data; None for a regression."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Plain values that name the model and make it again; part of what a resumed run must agree in."""
+        """Returns plain values that identify the model and can rebuild it; a resumed run must have the same."""
         ...
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every parameter."""
+        """Returns the name and shape of every parameter."""
         ...
 
     def initial(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Where training starts."""
+        """Returns the starting parameters."""
         ...
 
     def check_data(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Refuses data of other shapes with InputError."""
+        """Raises InputError for data of other shapes."""
         ...
 
     def grid(self, clip_norm: float) -> Grid:
-        """What the clipped gradients, and their noise, are rounded to."""
+        """Returns the grid to which clipped gradients and their noise are rounded."""
         ...
 
     def clipped_sum(
@@ -61,13 +61,13 @@ class Model(Protocol):
         devices: Sequence[Any] = (),
         scales: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
-        """({name: (num_models, *shape) exact sums in grid units}, number of clipped copies: private).
+        """Returns ({name: (num_models, *shape) exact sums in grid units}, number of clipped copies: private).
 
         What a copy adds must be an integer vector no longer than the grid's radius, and depend on that copy alone.
 
         Args:
           parameters: each (num_models, *shape).
-          batch: arrays of numpy; what lies elsewhere is there as "features" (`coowned.content.data.InPlace`).
+          batch: numpy arrays; rows read in place are under "features" (`coowned.content.data.InPlace`).
           mask: (batch,) True where the row is real.
           grids: of each model.
           devices: that share the work; none: the default one.
@@ -77,15 +77,15 @@ class Model(Protocol):
         ...
 
     def gradient_sum(self, parameters: Parameters, batch: dict[str, Any], mask: Any) -> Parameters:
-        """The plain sum of gradients of one model, for training without privacy."""
+        """Computes the plain sum of gradients of one model, for training without privacy."""
         ...
 
     def losses(self, parameters: Parameters, batch: dict[str, Any]) -> tuple[Any, Any]:
-        """((batch,) loss of each example, (batch,) whether it is predicted rightly)."""
+        """Computes ((batch,) loss of each example, (batch,) whether it is predicted correctly)."""
         ...
 
     def predict(self, parameters: Parameters, batch: dict[str, Any]) -> tuple[Any, Any]:
-        """((batch,) int32 index of the class, (batch,) its probability); for a number its float32 value and NaN.
+        """Returns ((batch,) int32 index of the class, (batch,) its probability); for a regression (float32 value, NaN).
 
         Labels of the batch may be NaN. What cannot be predicted, because a value is missing or not finite, has a
         probability that is NaN; for a number it is NaN itself.
@@ -93,15 +93,15 @@ class Model(Protocol):
         ...
 
     def probabilities(self, parameters: Parameters, batch: dict[str, Any]) -> Any:
-        """(batch, classes) probability of every class, where there are classes; NaN where `predict` has NaN."""
+        """Computes the (batch, classes) probabilities of a classifier; NaN where `predict` has NaN."""
         ...
 
     def to_arrays(self, parameters: Parameters) -> dict[str, npt.NDArray[np.float32]]:
-        """The parameters as they are stored in a model file."""
+        """Returns the parameters as stored in a model file."""
         ...
 
     def from_arrays(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.float32]]:
-        """Reads `to_arrays` back; refuses arrays of another model with InputError."""
+        """Reads `to_arrays` back; raises InputError for arrays of another model."""
         ...
 
 
@@ -116,7 +116,7 @@ def sums_of_members(
     scales: Mapping[str, Any] | None,
     **settings: Any,
 ) -> tuple[dict[str, npt.NDArray[np.int64]], int]:
-    """What `Model.clipped_sum` gives, of a function for the gradients of one model: one member after another.
+    """Computes `Model.clipped_sum` from a function for the gradients of one model, one member after another.
 
     Args:
       gradients: (what `placed` gives, rows of the batch) -> each row's gradients.
@@ -143,7 +143,7 @@ def sums_of_members(
 
 @functools.cache
 def _member() -> Callable[[Parameters, Any], Parameters]:
-    """(parameters, number) -> that model's, with a leading axis of one; one program for all members."""
+    """Returns (parameters, number) -> that model's, with a leading axis of one; one program serves all members."""
     import jax
 
     return jax.jit(
@@ -154,17 +154,17 @@ def _member() -> Callable[[Parameters, Any], Parameters]:
 
 
 def num_scores(model: Model) -> int:
-    """How many scores a linear model gives an example; 0 for any other."""
+    """Returns how many scores a linear model has per example; 0 for any other model."""
     return getattr(model, "num_scores", 0)
 
 
 def num_parameters(model: Model) -> int:
-    """How many numbers are trained, and get noise."""
+    """Returns the number of trained parameters, all of which get noise."""
     return sum(math.prod(shape) for shape in model.shapes().values())
 
 
 def digest_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
-    """Names arrays by their names, types, shapes and bits."""
+    """Computes a digest of arrays: their names, types, shapes and bits."""
     hashed = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         hashed.update(f"{name} {array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
@@ -172,7 +172,7 @@ def digest_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
 
 
 def compiled_for(model: Model, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls methods of a model, compiled where JAX computes them."""
+    """Returns a function that calls methods of a model, compiled if the model runs in JAX."""
     if not model.runs_in_jax:
         return function
     import jax

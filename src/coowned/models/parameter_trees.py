@@ -1,4 +1,4 @@
-"""A model's parameters, whatever tree they are in: which leaves are trained, which stay as they are."""
+"""A model's parameters in any tree, split into trained and frozen leaves."""
 
 import dataclasses
 import fnmatch
@@ -19,7 +19,7 @@ structure (or its beginning)."""
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ParameterTree:
-    """Parameters taken apart: floating-point arrays that are trained, other arrays, and whatever is no array.
+    """Parameters split into floating-point arrays that are trained, other arrays, and leaves that are not arrays.
 
     A leaf is called by its path in the tree: {"layers": [{"w": ...}]} has "layers/0/w". Functions, numbers and texts
     among the leaves (as in Equinox's modules) stay as they are, and so do arrays of integers.
@@ -42,7 +42,7 @@ class ParameterTree:
 
     @classmethod
     def of(cls, parameters: Any, trainable: Trainable = None) -> "ParameterTree":
-        """Takes parameters apart; `trainable` None trains every floating-point array."""
+        """Splits parameters; `trainable` None trains every floating-point array."""
         import jax
         import jax.numpy as jnp
 
@@ -66,14 +66,14 @@ class ParameterTree:
         return cls(trained, frozen, tuple(names), static, structure)
 
     def whole(self, trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> Any:
-        """The tree with these leaves."""
+        """Returns the tree with these leaves."""
         import jax
 
         leaves = {**self._static, **frozen, **trained}
         return jax.tree.unflatten(self._structure, [leaves[name] for name in self._names])
 
     def read(self, arrays: Mapping[str, npt.ArrayLike]) -> dict[str, npt.NDArray[np.float32]]:
-        """The trained leaves from a model file; refuses those of another model with InputError."""
+        """Reads the trained leaves from a model file; raises InputError for those of another model."""
         found = {name: np.asarray(array, np.float32) for name, array in arrays.items()}
         if {name: array.shape for name, array in found.items()} != {name: a.shape for name, a in self.trained.items()}:
             raise InputError(f"these are not the arrays of this model, which are {', '.join(self.trained)}")
@@ -82,7 +82,7 @@ class ParameterTree:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FrozenParameters:
-    """Parameters that training leaves as they are: public constants, equal where their names and bits are."""
+    """Parameters that training does not change: public constants, equal if their names and bits are."""
 
     arrays: Mapping[str, npt.NDArray[np.float32]] = dataclasses.field(default_factory=dict)
 
@@ -105,7 +105,7 @@ class FrozenParameters:
 
 
 def matching_names(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """The names that match any of the patterns (`fnmatch`: * is any text); refuses a pattern that matches none.
+    """Returns the names that match any of the patterns (`fnmatch`); raises InputError for a pattern without a match.
 
     >>> matching_names(["encoder.0.weight", "encoder.0.bias", "head.bias"], ["encoder.*", "*.bias"])
     ['encoder.0.weight', 'encoder.0.bias', 'head.bias']

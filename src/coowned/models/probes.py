@@ -1,4 +1,4 @@
-"""What the examples of an audit hold, for each kind of model: worst-case users, and canaries.
+"""Audit examples for each kind of model: worst-case users, and canaries.
 
 A model that can be audited says so itself, by the methods of `Auditable`.
 """
@@ -16,7 +16,7 @@ from coowned import validate
 from coowned.attribution.graph import AttributionGraph
 from coowned.content.data import FeatureTable, TrainingData
 from coowned.content.example_table import KEY, USABLE, ExampleColumn
-from coowned.content.sparse_table import SparseTable
+from coowned.content.hashed_text import SparseTable
 from coowned.exact.sparse_sums import ONE, SparseRows
 from coowned.models.model import Model
 
@@ -29,7 +29,7 @@ SIGNS = np.array([0, 1, 0, 0, 1, 0, -1])  # what a copy of each adds, in clip no
 
 
 class WorstCase(abc.ABC):
-    """What examples of one kind of model hold so that their clipped gradients are known."""
+    """Examples of one kind of model whose clipped gradients are known."""
 
     tensor: Any
     """The parameter that worst-case gradients lie in."""
@@ -38,23 +38,23 @@ class WorstCase(abc.ABC):
 
     @property
     def users(self) -> int:
-        """How many users can have a coordinate of their own."""
+        """The number of users that can have a coordinate of their own."""
         return max(1, self.size - 1)
 
     @abc.abstractmethod
     def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
-        """Rows whose gradients, with all parameters near zero, lie along a coordinate (-1: the crowd's)."""
+        """Fills rows whose gradients, with all parameters near zero, lie along a coordinate (-1: the crowd's)."""
 
     @abc.abstractmethod
     def released(self, drawn: npt.NDArray[np.float64], held: int) -> npt.NDArray[np.float64]:
-        """(steps, size of the tensor) sums of clipped gradients in clip norms, for (steps, users) copies drawn."""
+        """Computes (steps, size of the tensor) sums of clipped gradients in clip norms from (steps, users) copies."""
 
     @abc.abstractmethod
     def example(self) -> dict[str, Any]:
-        """Arrays of one ordinary example with a long gradient, in all parameters; all examples have their shapes."""
+        """Returns the arrays of one ordinary example with a long gradient in all parameters; they set all shapes."""
 
     def table(self, graph: AttributionGraph, arrays: dict[str, npt.NDArray[Any]]) -> TrainingData | None:
-        """These arrays, (examples, ...), as the table that a run would read; None where there is none."""
+        """Returns these arrays, (examples, ...), as the table that a run would read; None if there is none."""
         return None
 
 
@@ -64,13 +64,13 @@ class Auditable(Protocol):
     def worst_case(self) -> WorstCase: ...
 
     def with_canaries(self, users: int, per_user: int, clip_norm: float) -> "tuple[Model, CanaryContent]":
-        """The model that is trained, which may have more features than this one, and what its canaries hold."""
+        """Returns the model to train, which may have more features than this one, and the content of its canaries."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearContent(WorstCase):
-    """Of a linear model: feature j is user j's.
+    """Worst-case examples of a linear model: feature j is user j's.
 
     Attributes:
       residuals: one for each score, of an example with this label where all parameters are zero.
@@ -92,7 +92,7 @@ class LinearContent(WorstCase):
 
     @property
     def _direction(self) -> npt.NDArray[np.float64]:
-        """(scores, 1) of unit length."""
+        """The (scores, 1) direction of the residuals, of unit length."""
         return (np.array(self.residuals) / np.linalg.norm(self.residuals))[:, None]
 
     def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
@@ -110,12 +110,12 @@ class LinearContent(WorstCase):
         return {"features": features.astype(np.float32), "labels": np.float32(self.label)}
 
     def table(self, graph: AttributionGraph, arrays: dict[str, npt.NDArray[Any]]) -> TrainingData | None:
-        return FeatureTable(graph=graph, **arrays)
+        return FeatureTable(graph=graph, features=arrays["features"], labels=arrays["labels"])
 
 
 @dataclasses.dataclass(frozen=True)
 class SparseContent(LinearContent):
-    """The same for sparse integer rows, in which the intercept's feature, ONE, has a share in every gradient."""
+    """Worst-case examples as sparse integer rows, where the intercept's feature, ONE, has a share in every gradient."""
 
     def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
         out["indices"][:], out["values"][:] = 0, 0
@@ -148,7 +148,7 @@ class SparseContent(LinearContent):
 
 @dataclasses.dataclass(frozen=True)
 class TokenContent(WorstCase):
-    """Word or class j is user j's: with all parameters zero, BERT's gradient is that of its last bias, 1/n - e_j."""
+    """Worst-case examples of a BERT, one word or class per user: at zero the gradient of its last bias is 1/n - e_j."""
 
     model: Any  # a `BertModel`
 
@@ -158,7 +158,7 @@ class TokenContent(WorstCase):
 
     @property
     def size(self) -> int:
-        """How many words or classes there are."""
+        """The number of words or classes."""
         return self.model.shapes()[self.tensor][0]
 
     def fill(self, out: dict[str, npt.NDArray[Any]], coordinate: npt.NDArray[np.int64], held: npt.NDArray[np.int64]):
@@ -194,7 +194,7 @@ class TokenContent(WorstCase):
 
 @dataclasses.dataclass(frozen=True)
 class StandInContent(WorstCase):
-    """Number j of the largest parameter is user j's."""
+    """Worst-case examples of a linear stand-in: entry j of the largest parameter is user j's."""
 
     tensor: str
     size: int
@@ -216,7 +216,7 @@ class StandInContent(WorstCase):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CanaryContent:
-    """What canary examples hold; those of a canary who is out hold zeros.
+    """The content of canary examples; canaries that are left out hold zeros.
 
     Attributes:
       arrays: name and (examples, ...) array, as `TrainingData.fill` gives them.
@@ -232,7 +232,7 @@ class CanaryContent:
 
 
 def feature_canaries(users: int, per_user: int, *, num_features: int, length: float) -> CanaryContent:
-    """One unused column for each canary user, behind the features: no other example has a gradient along it.
+    """Returns canaries with one unused column per user, after the features: no other example has a gradient along it.
 
     The model is trained with `num_features + users` features, which are 0 in all examples but the user's own. How far
     a user's weight moves then depends on their examples and the noise alone, however few features there are. All labels
@@ -250,7 +250,7 @@ def feature_canaries(users: int, per_user: int, *, num_features: int, length: fl
 
 
 def sparse_canaries(users: int, per_user: int, *, num_features: int) -> CanaryContent:
-    """The same for sparse rows of length 1: the one feature of a canary's rows is one that no text has.
+    """Returns canaries as sparse rows of length 1, each user's with one feature that no text has.
 
     >>> sparse_canaries(3, 2, num_features=5).arrays["indices"].ravel()
     array([5, 5, 6, 6, 7, 7], dtype=int32)
@@ -264,7 +264,7 @@ def sparse_canaries(users: int, per_user: int, *, num_features: int) -> CanaryCo
 def token_canaries(
     users: int, per_user: int, *, vocabulary_size: int, sequence_length: int, seed: int
 ) -> CanaryContent:
-    """Random tokens, of which 15% are masked; all masked tokens of a canary user are the same one.
+    """Returns canaries of random tokens, 15% of them masked; all masked tokens of a canary user are the same one.
 
     Random tokens are text at infinite temperature: no other example has gradients like theirs. While there are more
     tokens than canary users, every user has a target of their own, so that a canary's gradient lies along the rows of
@@ -294,7 +294,7 @@ def token_canaries(
 def labelled_token_canaries(
     users: int, per_user: int, *, vocabulary_size: int, sequence_length: int, seed: int
 ) -> CanaryContent:
-    """Random tokens, the same in all examples of a canary user; every second user is of class 1, the others of class 0.
+    """Returns canaries of random tokens, the same in all examples of a user; the classes 1 and 0 alternate.
 
     With two classes nothing that all canaries have in common tells the classes apart: a model must know each of them.
 
@@ -315,7 +315,7 @@ def labelled_token_canaries(
 def random_canaries(
     entries: Sequence[ExampleColumn], users: int, per_user: int, *, classes: int = 2, seed: int
 ) -> CanaryContent:
-    """Random numbers in every entry, the same in all examples of a canary user: for a model of which nothing is known.
+    """Returns canaries of random numbers in every entry, the same in all examples of a user, for any model.
 
     How well a model can learn them depends on it: with few features they look like one another, and little is proven.
 

@@ -1,4 +1,4 @@
-"""`[model] kind = "python"`: a model that a function in a file of one's own makes."""
+"""`[model] kind = "python"`: a model made by a function in the user's own file."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ STORED_SOURCE = "model.py"  # the factory's file in the folder of a run
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PythonModel(Specification):
-    """Names a function that gives a `JaxModel`: "module:function", the module beside the configuration or installed.
+    """A reference to a function that returns a `JaxModel`: "module:function", beside the configuration or installed.
 
     The file it is in is kept in the run's folder, and its digest in the run's record.
 
@@ -57,7 +57,7 @@ class PythonModel(Specification):
         return dataclasses.replace(task, files={**task.files, STORED_SOURCE: source})
 
     def load(self, folder: Path) -> tuple[ExampleSpecification, bytes]:
-        """(what the function gives, the content of its file)."""
+        """Returns (the function's result, the content of its file)."""
         if self.factory is None:
             raise InputError(
                 "the functions of this model were passed in memory and are not in the run's folder; pass the model "
@@ -105,13 +105,13 @@ class PythonModel(Specification):
 
     @classmethod
     def from_description(cls, **described: Any) -> Model:
-        """A stand-in for audits, with the same parameters and microbatch: the functions are not in a description."""
+        """Returns a stand-in for audits, with the same parameters and microbatch: descriptions contain no functions."""
         return linear_stand_in(described["parameters"], described["microbatch"])
 
 
 @contextlib.contextmanager
 def _importing_from(folder: Path) -> Iterator[None]:
-    """The folder is searched for modules, first and for the time being."""
+    """Puts the folder first on the module search path while the context lasts."""
     entry = str(folder.absolute())
     sys.path.insert(0, entry)
     try:
@@ -121,7 +121,7 @@ def _importing_from(folder: Path) -> Iterator[None]:
 
 
 def _module(name: str, folder: Path) -> tuple[ModuleType, Path]:
-    """The module and its file: a file by its path or beside the configuration, else what is installed."""
+    """Returns the module and its file: a file by its path or beside the configuration, else an installed module."""
     file = folder / (name if name.endswith(".py") else f"{name.replace('.', '/')}.py")
     if not file.is_file():
         try:

@@ -1,4 +1,4 @@
-"""Which word names which kind of model: one word, one file, one class, one line here."""
+"""The registry of models: one kind, one file, one class, one line here."""
 
 import importlib
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ USUAL_MODEL = "logistic-regression"
 
 
 def model_class(kind: str) -> "type[Specification]":
-    """Imports and returns the specification a kind stands for; a KeyError where there is none.
+    """Imports and returns the specification of a kind; raises KeyError if there is none.
 
     >>> model_class("logistic-regression").__name__
     'LogisticRegression'
@@ -38,7 +38,7 @@ def model_class(kind: str) -> "type[Specification]":
 
 
 def model_from_description(described: Mapping[str, Any]) -> "Model":
-    """The model that run.json names.
+    """Rebuilds the model described in run.json.
 
     Guarantees:
       - `model_from_description(model.describe())` is the model.   (test_models_are_read_back)

@@ -1,8 +1,9 @@
-"""From the specification of a model to what is trained: its content once S is chosen, and where training starts."""
+"""The specification of a model, and the task and content that training makes of it once S is chosen."""
 
 import abc
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
@@ -11,23 +12,29 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from coowned.attribution.examples import AttributedExamples
+from coowned.attribution.graph import AttributionGraph
 from coowned.content.data import TrainingData
-from coowned.content.splits import USUAL_FRACTIONS
+from coowned.content.derived import Arrays, KeptArrays, MappedFiles, derive
+from coowned.content.splits import USUAL_FRACTIONS, graphs_of_splits
 from coowned.models.model import Model
 
 
 class Table(TrainingData, Protocol):
-    """Training data in a dataclass, with the row of each example: any part of its graph can be cut out."""
+    """Training data in a dataclass, with the row of each example, so that any part of its graph can be cut out."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def rows(self) -> npt.NDArray[np.int64] | None: ...
 
+    def stored(self) -> Arrays: ...
+
+    def with_stored(self, graph: AttributionGraph, arrays: Arrays, mapped: MappedFiles | None) -> Self: ...
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Content:
-    """A model and what it is trained and evaluated on.
+    """A model with its training and evaluation data.
 
     Attributes:
       parts: the data of each split.
@@ -41,7 +48,7 @@ class Content:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a specification trains, before any content is read.
+    """The training task of a specification, before any content is read.
 
     Attributes:
       read: makes a table of some examples, the model for it, and counts of what they hold.
@@ -58,8 +65,10 @@ class Task:
         examples: AttributedExamples,
         splits: Mapping[str, npt.NDArray[np.int64]],
         copies: npt.NDArray[Any] | None = None,
+        *,
+        kept: KeptArrays | None = None,
     ) -> Content:
-        """Reads the content of what was selected and of what is held out; no other row is looked at.
+        """Reads the content of selected and of held-out examples, and of no other.
 
         Guarantees:
           - Content of examples of the train split that were not selected is not read.
@@ -71,25 +80,53 @@ class Task:
           examples: with the payload.
           splits: examples of "train" and of the held-out splits.
           copies: (examples of the train split,) how often each was selected; None reads them all.
+          kept: where arrays go that are derived from content in files; None: to the disk, for now.
         """
         train = splits["train"]
         used = train if copies is None else train[np.asarray(copies) > 0]
         wanted = np.concatenate([*(part for name, part in splits.items() if name != "train"), used])
         rows = np.full(examples.graph.num_examples, -1, np.int64)
         rows[wanted] = np.arange(wanted.size)
-        payload = examples.payload.take(pa.array(wanted))
-        few = dataclasses.replace(examples, graph=examples.graph.subgraph(wanted), payload=payload)
-        model, table, counts = self.read(few)
+        model, table, counts = self._read(examples, wanted, kept)
         parts = {
-            name: dataclasses.replace(table, graph=examples.graph.subgraph(part), rows=rows[part])
-            for name, part in splits.items()
+            name: dataclasses.replace(table, graph=graph, rows=rows[splits[name]])
+            for name, graph in graphs_of_splits(examples.graph, splits).items()
         }
         return Content(model=model, parts=parts, private_log=counts)
+
+    def _read(
+        self, examples: AttributedExamples, wanted: npt.NDArray[np.int64], kept: KeptArrays | None
+    ) -> tuple[Model, Table, dict[str, int]]:
+        """Reads the table of these examples in this order, in pieces if content is in files."""
+        graph = examples.graph.subgraph(wanted)
+        if examples.content is None:
+            payload = examples.payload.take(pa.array(wanted))
+            return self.read(dataclasses.replace(examples, graph=graph, payload=payload))
+        model, like, counts = self.read_nothing(examples)
+        if not wanted.size:
+            return model, like, counts
+
+        def pieces() -> Iterator[tuple[npt.NDArray[np.int64], Arrays, Mapping[str, int]]]:
+            for where, payload in examples.pieces(wanted):
+                few = dataclasses.replace(examples, graph=graph.subgraph(where), payload=payload, content=None)
+                _, table, counts = self.read(few)
+                yield where, table.stored(), counts
+
+        with contextlib.nullcontext(kept) if kept else KeptArrays.for_now() as place:
+            mapped = place.get(lambda folder: derive(pieces(), wanted.size, folder, place.key))
+        return model, like.with_stored(graph, mapped.arrays, mapped), counts | mapped.counts
+
+    def read_nothing(self, examples: AttributedExamples) -> tuple[Model, Table, dict[str, int]]:
+        """Reads an empty table of this schema."""
+        nobody = examples.graph.subgraph(np.empty(0, np.int64))
+        return self.read(
+            dataclasses.replace(examples, graph=nobody, payload=examples.schema.empty_table(), content=None)
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Specification(abc.ABC):
-    """Which columns a model reads and how large it is: what `[model]` of a configuration says and `co.fit` is given.
+    """A model's settings and the columns it reads: `[model]` of a configuration, or the model given to `co.fit`.
 
     A subclass is a frozen dataclass whose fields are the keys of `[model]`, with one line in `models/registry.py`.
     Where the trained model needs nothing more, it is the model too.
@@ -100,12 +137,12 @@ class Specification(abc.ABC):
     """Shares of train, validation and test, unless others are asked for."""
 
     def check_files(self, folder: Path) -> None:
-        """Refuses, with InputError, files that are missing, and says where to get them; called before data are read."""
+        """Raises InputError for missing files, and says where to get them; called before data are read."""
         del folder
 
     @abc.abstractmethod
     def task(self, schema: pa.Schema, *, folder: Path, is_private: bool, labels: bool = True) -> Task:
-        """What is trained on data of this schema; refuses, with InputError, what the schema or a file cannot give.
+        """Returns the task for data of this schema; raises InputError if the schema or a file does not fit.
 
         Args:
           schema: of the payload; no content is read here, and none can refuse later.
@@ -116,17 +153,17 @@ class Specification(abc.ABC):
         """
 
     def from_run(self, folder: Path) -> Self:
-        """The same with its files, if it needs any, taken from the folder of a finished run."""
+        """Returns the same specification with its files, if it needs any, taken from the folder of a finished run."""
         del folder
         return self
 
     def settings(self) -> dict[str, Any]:
-        """What `[model]` of a configuration file says: `kind`, and the fields that have a value."""
+        """Returns `[model]` of a configuration file: `kind`, and the fields that have a value."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {"kind": self.kind, **{name: value for name, value in fields.items() if value is not None}}
 
     def usage(self) -> str:
-        """How an exported model is used, as Markdown; its Python code runs in the folder of the model."""
+        """Returns usage instructions for an exported model, as Markdown; the Python code runs in the model's folder."""
         return (
             "`model.safetensors` holds the trained parameters by name:\n\n"
             "```python\n"
@@ -138,5 +175,5 @@ class Specification(abc.ABC):
 
     @classmethod
     def from_description(cls, **described: Any) -> Model:
-        """The model whose `describe` gave these values besides its kind."""
+        """Rebuilds the model whose `describe` gave these values besides its kind."""
         return cls(**described)  # pyright: ignore[reportReturnType]

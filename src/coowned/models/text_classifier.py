@@ -1,9 +1,9 @@
-"""A linear classifier of texts by hashed n-grams: no vocabulary, no download."""
+"""A linear text classifier on hashed n-grams: no vocabulary, no download."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,21 +12,22 @@ import pyarrow as pa
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.content.columns import check_text_columns, joined_text, text_column
-from coowned.content.hashed_text import check_ngrams, hash_texts
+from coowned.content.hashed_text import SparseTable, check_ngrams, hash_texts
 from coowned.content.labels import check_label_column, declared_classes, read_labels
-from coowned.content.sparse_table import SparseTable
 from coowned.errors import InputError
 from coowned.exact.grid import Grid
 from coowned.exact.sparse_sums import ONE, SparseRows, clipped_sparse_sums
 from coowned.models.linear import Classifier
 from coowned.models.model import Model
-from coowned.models.probes import CanaryContent, SparseContent, sparse_canaries
 from coowned.models.tasks import Table, Task
+
+if TYPE_CHECKING:
+    from coowned.models.probes import CanaryContent, SparseContent
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextClassifier(Classifier):
-    """A linear model of classes on hashed words and pieces of words (`coowned.content.hashed_text`).
+    """A linear classifier on hashed words and character n-grams (`coowned.content.hashed_text`).
 
     Which features a text has is fixed by a public hash: nothing is learned from private text, and there is no file to
     get. A row has length 1 beside the intercept's feature, so that a gradient is at most sqrt(2) long for two classes
@@ -131,7 +132,7 @@ class TextClassifier(Classifier):
         return jnp.moveaxis((values * weights[..., batch["indices"]]).sum(axis=-1), -1, 0)
 
     def predict(self, parameters: dict[str, Any], batch: dict[str, Any]) -> tuple[Any, Any]:
-        """Says nothing of a text without words."""
+        """Predicts classes; the probability is NaN for a text without words."""
         import jax.numpy as jnp
 
         found, probability = super().predict(parameters, batch)
@@ -143,8 +144,12 @@ class TextClassifier(Classifier):
         some = (batch["values"] != 0).any(axis=1, keepdims=True)
         return jnp.where(some, super().probabilities(parameters, batch), jnp.nan)
 
-    def worst_case(self) -> SparseContent:
+    def worst_case(self) -> "SparseContent":
+        from coowned.models.probes import SparseContent
+
         return SparseContent(self._size, *self._worst_labels())
 
-    def with_canaries(self, users: int, per_user: int, clip_norm: float) -> tuple[Model, CanaryContent]:
+    def with_canaries(self, users: int, per_user: int, clip_norm: float) -> "tuple[Model, CanaryContent]":
+        from coowned.models.probes import sparse_canaries
+
         return self._widened(self._size + users), sparse_canaries(users, per_user, num_features=self._size)  # pyright: ignore[reportReturnType]

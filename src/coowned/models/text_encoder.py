@@ -1,9 +1,15 @@
-"""A frozen public encoder: one text, one row of length 1, by the network of `bert_network`."""
+"""A frozen public encoder that embeds each text as a row of length 1, computed by `bert_network`."""
 
+import contextlib
 import dataclasses
 import functools
+import hashlib
+import importlib.metadata
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import os
+import platform
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +18,105 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from coowned import threads
-from coowned.cache import keep_compiled_programs
+from coowned.cache import cache_folder, keep_compiled_programs
 from coowned.content.text import TokenizedTexts, tokenize
 from coowned.extras import jax, jnp
 from coowned.models import bert_network
 from coowned.models.bert_files import BertConfig
-from coowned.models.embedding_cache import EmbeddingCache
 from coowned.models.encoder_files import EncoderFiles
+
+_PROGRAM = 1  # of `text_encoder`: another number where other bits come out
+_AT_ONCE = 500  # keys of a query
+_CHECK = 8  # bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingCache:
+    """A file per encoder with one entry per text: a digest of its tokens, and its embedding.
+
+    An entry is written when a text is embedded, and texts are embedded when their content is read: after S was chosen,
+    certified and accounted for. It is looked up by the text's own digest, so it says nothing that the text does not.
+
+    Guarantees:
+      - The file is readable by its owner alone, as are those that SQLite makes beside it.
+        (test_the_cache_is_its_owners)
+      - An entry of another text, encoder, processor or version of JAX is never used, nor one that was damaged.
+        (test_another_encoder_has_another_cache, test_damaged_entries_are_made_anew)
+      - A cache that cannot be read or written, or is deleted, is no error.   (test_the_cache_changes_no_bit)
+    What it is not: covered by any guarantee. Delete the folder `embeddings` of the cache when the texts are deleted.
+
+    Attributes:
+      encoder: its digest.
+      width: numbers of an embedding.
+    """
+
+    encoder: str
+    width: int
+
+    @property
+    def path(self) -> Path | None:
+        """The cache file; None if caching is off."""
+        folder = cache_folder()
+        about = [self.encoder, _PROGRAM, importlib.metadata.version("jaxlib"), platform.machine(), os.cpu_count()]
+        name = hashlib.sha256(repr(about).encode()).hexdigest()[:32]
+        return None if folder is None else folder / "embeddings" / f"{name}.sqlite"
+
+    def read(self, texts: Sequence[bytes]) -> dict[bytes, npt.NDArray[np.float32]]:
+        """Reads the cached embeddings, by tokens."""
+        found: dict[bytes, npt.NDArray[np.float32]] = {}
+        keys = {_key(tokens): tokens for tokens in texts}
+        wanted = list(keys)
+
+        def look_up(table: sqlite3.Connection) -> None:
+            for begin in range(0, len(wanted), _AT_ONCE):
+                some = wanted[begin : begin + _AT_ONCE]
+                query = f"SELECT key, entry FROM embeddings WHERE key IN ({','.join('?' * len(some))})"
+                for key, entry in table.execute(query, some):
+                    content, check = entry[:-_CHECK], entry[-_CHECK:]
+                    if len(content) == 4 * self.width and check == _check(key, content):
+                        found[keys[key]] = np.frombuffer(content, np.float32)
+
+        path = self.path
+        if path is not None and path.exists():
+            _with_table(path, look_up)
+        return found
+
+    def keep(self, embeddings: Mapping[bytes, npt.NDArray[np.float32]]) -> None:
+        """Adds entries, all or none."""
+        entries = []
+        for tokens, embedding in embeddings.items():
+            key, content = _key(tokens), np.ascontiguousarray(embedding, np.float32).tobytes()
+            entries.append((key, content + _check(key, content)))
+        if (path := self.path) is not None:
+            _with_table(
+                path, lambda table: table.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?)", entries)
+            )
+
+
+def _with_table(path: Path, work: Callable[[sqlite3.Connection], object]) -> None:
+    """Runs work on the table in a file in one transaction; problems with the file are ignored."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite's own files get the same permissions
+        with contextlib.closing(sqlite3.connect(path, timeout=30)) as table, table:  # one transaction
+            table.execute("CREATE TABLE IF NOT EXISTS embeddings (key BLOB PRIMARY KEY, entry BLOB) WITHOUT ROWID")
+            work(table)
+    except sqlite3.OperationalError:  # full, locked, not writable
+        pass
+    except sqlite3.DatabaseError:  # not a table, or not any more
+        with contextlib.suppress(OSError):
+            path.unlink()
+    except OSError:
+        pass
+
+
+def _key(tokens: bytes) -> bytes:
+    return hashlib.blake2b(tokens, digest_size=32, person=b"coowned-embed-1").digest()
+
+
+def _check(key: bytes, content: bytes) -> bytes:
+    return hashlib.blake2b(key + content, digest_size=_CHECK).digest()
+
 
 _LOG = logging.getLogger(__name__)
 _STEPS = ((64, 16), (256, 32), (1 << 30, 128))  # up to so many tokens a length is rounded up to a multiple
@@ -27,7 +125,7 @@ _KEPT_TOGETHER = 512  # embeddings
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextEncoder:
-    """Embeds texts as the encoder's files say: its network, the mean of all tokens or the first one, length 1.
+    """A text encoder: its network, then the mean of all tokens or the first one, scaled to length 1.
 
     Guarantees:
       - A text's embedding is the same bits whatever other texts there are, and in whatever order: every text is run by
@@ -48,7 +146,7 @@ class TextEncoder:
 
     @property
     def width(self) -> int:
-        """How many numbers an embedding has."""
+        """The length of an embedding."""
         return self.files.config.hidden_size
 
     def tokenize(self, texts: pa.ChunkedArray | pa.Array) -> TokenizedTexts:
@@ -56,11 +154,11 @@ class TextEncoder:
         return tokenize(texts, self.files.vocabulary, sequence_length=length, lowercase=lowercase)
 
     def embed(self, texts: Sequence[str | None]) -> npt.NDArray[np.float32]:
-        """(texts, width) of length 1 each; NaN for a text without words."""
+        """Computes (texts, width) embeddings of length 1; NaN for a text without words."""
         return self.embed_tokens(self.tokenize(pa.array(texts, pa.large_string())))
 
     def embed_tokens(self, texts: TokenizedTexts) -> npt.NDArray[np.float32]:
-        """(texts, width): the same of what `tokenize` gives."""
+        """Computes (texts, width) embeddings of texts tokenized by `tokenize`."""
         found = np.full((len(texts), self.width), np.nan, np.float32)
         cache = EmbeddingCache(self.files.digest, self.width)
         places: dict[bytes, list[int]] = {}
@@ -72,7 +170,7 @@ class TextEncoder:
         return found
 
     def _embeddings(self, texts: list[bytes], cache: EmbeddingCache) -> Iterator[tuple[bytes, npt.NDArray[np.float32]]]:
-        """(tokens, embedding) of each, from the cache or made now and kept."""
+        """Yields (tokens, embedding) of each text, from the cache or computed and cached."""
         missing, kept = [], cache.read(texts)
         for tokens in texts:
             if tokens in kept:
@@ -105,14 +203,14 @@ class TextEncoder:
 
 
 def _padded(length: int, most: int) -> int:
-    """The tokens of the program that runs a text of this length: a function of the text alone."""
+    """Returns the padded length for a text of this length: a function of the text alone."""
     step = next(step for upto, step in _STEPS if length <= upto)
     return min(most, -(-length // step) * step)
 
 
 @functools.lru_cache(maxsize=8)
 def _program(config: BertConfig, pooling: str) -> Callable[..., Any]:
-    """(parameters, (padded length,) ids, how many are real) -> (width,) of length 1; one text, whatever the others."""
+    """Returns (parameters, (padded length,) ids, real length) -> (width,) of length 1, for one text at a time."""
 
     @jax.jit
     def embed(parameters, tokens, length):

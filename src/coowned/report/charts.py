@@ -1,4 +1,4 @@
-"""Charts by altair: one colour per selector, legible on light and dark backgrounds.
+"""Altair charts: one colour per selector, legible on light and dark backgrounds.
 
 Text and lines use the colour of the surrounding page ("currentColor"), so one chart serves light, dark and print. In
 every chart the layer named "rows" has exactly one mark per row of its data.
@@ -45,7 +45,7 @@ def colour_of(selector: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """What is drawn along an axis, and how."""
+    """The column, title and scale of an axis."""
 
     key: str  # of the rows
     title: str
@@ -174,7 +174,7 @@ def ticks(rows: Sequence[Row], columns: Columns, *, x: Axis, y: str, colours: di
 
 @functools.cache
 def bundle() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script that needs no network."""
+    """Returns Vega, Vega-Lite and Vega-Embed as one script that needs no network."""
     wanted = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
     return vl_convert.javascript_bundle(None, vl_version=wanted)
 

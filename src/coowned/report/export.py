@@ -1,4 +1,4 @@
-"""Exports the model of a run with its guarantee, and nothing that the guarantee does not cover."""
+"""Export of a run's model with its guarantee, and nothing that the guarantee does not cover."""
 
 import json
 import os
@@ -7,8 +7,8 @@ from pathlib import Path
 from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError
 from coowned.files import whole_files
+from coowned.runs.records import COVERED
 from coowned.runs.stored_run import MODEL_FILES, StoredRun
-from coowned.training.covered import NAME as COVERED
 
 FILES = ("model.safetensors", "guarantee.json", "certificate.json")
 RELEASED_CERTIFICATE_FORMAT = "coowned-released-certificate-2"
@@ -64,8 +64,8 @@ def released_certificate(certificate: ContributionCertificate) -> str:
     counts = {name: value for name, value in stored.items() if name not in (*_LEFT_OUT, "format", "checksum")}
     if counts["groups"] is not None:
         counts["groups"] = {name: value for name, value in counts["groups"].items() if name not in _LEFT_OUT}
-    if "tiers" in counts:  # nor their digest: whoever guesses a short list of people could confirm it
-        private = (*_LEFT_OUT, "digest")
+    if "tiers" in counts:  # nor what tells of few people: a digest of a short list, which can be guessed, and counts
+        private = (*_LEFT_OUT, "digest", "num_examples_opted_out", "num_unknown_keys")
         counts["tiers"] = {name: value for name, value in counts["tiers"].items() if name not in private}
     return json.dumps({"format": RELEASED_CERTIFICATE_FORMAT, **counts}, indent=2) + "\n"
 

@@ -1,4 +1,4 @@
-"""A figure of a page: a chart, the table behind it, a caption, and what the guarantee says about its numbers."""
+"""A figure of a page: a chart, the table behind it, a caption, and how the guarantee relates to its numbers."""
 
 import dataclasses
 import enum
@@ -33,7 +33,7 @@ _MEANINGS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One chart with as many rows in its table as it has marks.
+    """A chart whose table has one row per mark.
 
     Attributes:
       name: unique on the page.
@@ -56,7 +56,7 @@ class Figure:
         cls, chart: Callable[..., dict[str, Any]], *, name: str, title: str, mark: Mark, columns: Columns,
         rows: list[Row], reading: str, **options: Any,
     ) -> "Figure":  # fmt: skip
-        """A figure with a chart of its rows; `chart` is a function of `charts`, `options` are its own."""
+        """Builds a figure from rows; `chart` is a function of `charts`, `options` are its arguments."""
         return cls(
             name=name, title=title, mark=mark, columns=columns, rows=rows, reading=reading,
             chart=chart(rows, columns, **options),
@@ -64,13 +64,13 @@ class Figure:
 
 
 def charts_json(figures: Iterable[Figure]) -> str:
-    """Every chart of a page by its figure's name, safe inside a script element."""
+    """Returns all charts of a page by figure name, safe inside a script element."""
     text = json.dumps({figure.name: figure.chart for figure in figures}, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c")
 
 
 def shown(value: Any) -> str:
-    """A cell of a table.
+    """Returns the text of a table cell.
 
     >>> shown(12345), shown(0.123456), shown(None), shown(True), shown("8 or more")
     ('12,345', '0.1235', '–', 'yes', '8 or more')
@@ -85,7 +85,7 @@ def shown(value: Any) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """A share in percent; a share above zero is never shown as zero.
+    """Returns a share in percent; a share above zero is never shown as zero.
 
     >>> percent(1, 3), percent(0, 3), percent(1, 100_000)
     ('33.3%', '0%', '<0.1%')
@@ -97,7 +97,7 @@ def percent(part: float, whole: float) -> str:
 
 
 def percent_up(share: float) -> str:
-    """A share in percent, rounded up: a bound is never shown smaller than what was proven.
+    """Returns a share in percent, rounded up: a bound is never shown smaller than what was proven.
 
     >>> percent_up(0.12301), percent_up(1.0)
     ('12.4%', '100.0%')

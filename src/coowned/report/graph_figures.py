@@ -1,4 +1,4 @@
-"""Figures of the graph: how many users have which level of protection, what was kept, what other choices would cost."""
+"""Figures of the graph: users by level of protection, what was kept, and the cost of other choices."""
 
 import contextlib
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def levels(run: StoredRun) -> Figure:
 
 
 def level_rows(run: StoredRun) -> list[Row]:
-    """One row per number of copies; of groups the spread, so that the worst-off user is always in it."""
+    """Returns one row per number of copies; for groups the spread, so that the worst-off user is always in it."""
     certificate = run.certificate
     epsilons: dict[int, str] = {}
     if run.claims:
@@ -144,7 +144,7 @@ def size_against_bound(run: StoredRun) -> Figure:
 
 
 def plan_row(choice: Choice) -> Row:
-    """A choice of a plan as it is drawn and shown; a schedule that does not exist has no bound and no size."""
+    """Returns a plan's choice as a chart and table row; an infeasible schedule has no bound and no size."""
     exists = choice.contribution_bound > 0
     return {
         "selector": choice.selector,
@@ -168,7 +168,7 @@ def plan_row(choice: Choice) -> Row:
 
 
 def _settings(choice: Choice) -> str:
-    """Batch size, and of correlated noise the separation or groups, with the spread of their probabilities."""
+    """Returns the batch size, and for correlated noise the separation or groups, with the spread of probabilities."""
     separation, sampling = choice.selected.min_separation, choice.sampling
     parts = [f"batches of {choice.target.batch_size:,}"]
     if separation:
@@ -180,7 +180,7 @@ def _settings(choice: Choice) -> str:
 
 
 def trade_off(rows: Sequence[Row], *, chosen: str, mean_users: float) -> list[Figure]:
-    """Size, noise and bias against the contribution bound.
+    """Returns figures of size, noise and bias against the contribution bound.
 
     Args:
       rows: from `plan_row`.

@@ -1,4 +1,4 @@
-"""One self-contained page: everything in one file, nothing from a network, nothing half-written."""
+"""Self-contained HTML pages: one file, no network access, written atomically."""
 
 import base64
 import functools
@@ -7,13 +7,12 @@ import importlib.resources
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coowned import __version__
 from coowned.accounting.choices import Plan
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.accounting.terms import OTHER_ADJACENCY
-from coowned.audit.bob import Measured
 from coowned.errors import InputError
 from coowned.extras import require
 from coowned.files import whole_files
@@ -22,6 +21,9 @@ from coowned.report import charts, graph_figures
 from coowned.report.figures import Figure, Mark, charts_json, shown
 from coowned.report.run_page import gather
 from coowned.runs.stored_run import StoredRun
+
+if TYPE_CHECKING:
+    from coowned.audit.bob import Measured
 
 REPORT, RELEASE = "report.html", "report-release.html"
 
@@ -33,7 +35,7 @@ def write_report(
     release: bool = False,
     graph_statistics: bool = False,
     also: Sequence[str | os.PathLike[str]] = (),
-    bob: Sequence[Measured] = (),
+    bob: "Sequence[Measured]" = (),
 ) -> Path:
     """Writes the page of a finished run and returns its path.
 

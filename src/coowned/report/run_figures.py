@@ -1,8 +1,8 @@
-"""Figures of the claim and of what was measured: the privacy curve, attacks, utility, the Bob test."""
+"""Figures of the claim and of measurements: the privacy curve, attacks, utility, the Bob test."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -10,13 +10,16 @@ import polars as pl
 from coowned.accounting import calculators
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.accounting.terms import OTHER_ADJACENCY
-from coowned.audit.bob import ATTRIBUTIONS, Measured
 from coowned.errors import UncertifiableError
+from coowned.progress import counted
 from coowned.report import charts
 from coowned.report.charts import Axis
 from coowned.report.figures import Columns, Figure, Mark, Row, percent_up, shown
 from coowned.report.verdict import clipping
 from coowned.runs.stored_run import StoredRun
+
+if TYPE_CHECKING:
+    from coowned.audit.bob import Measured
 
 _FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5)
 _CURVE_POINTS = 25
@@ -64,8 +67,43 @@ def delta_curve(run: StoredRun) -> Figure:
     )
 
 
+def tiers(run: StoredRun) -> Figure | None:
+    """Returns the figure of each tier's guarantee; None if one bound holds for everybody."""
+    rows = [
+        {
+            **row,
+            "label": f"{row['tier']} ({counted(row['contribution_bound'], 'copy', 'copies')})",
+            "epsilon_text": rounded_up(row["epsilon"]),
+            "other_text": rounded_up(row["other_epsilon"]),
+        }
+        for row in run.claim.by_tier().drop("users").to_dicts()  # how many they are is a statistic of the graph
+        if row["contribution_bound"]
+    ]
+    if not rows:
+        return None
+    adjacency, delta = run.claim.adjacency, run.claim.delta
+    return Figure.drawn(
+        charts.horizontal_bars,
+        name="tiers",
+        title="What each tier is promised",
+        mark=Mark.COVERED,
+        columns=(
+            ("tier", "tier"),
+            ("contribution_bound", "copies, at most"),
+            ("epsilon_text", f"epsilon ({adjacency})"),
+            ("other_text", f"epsilon ({OTHER_ADJACENCY[adjacency]})"),
+        ),
+        rows=rows,
+        reading="The noise is the same for all; people who are in fewer copies have a smaller epsilon. Bars show "
+        f"{adjacency} adjacency, with the unit and delta ({delta:.12g}) of the claim, which is for the worst-off tier.",
+        x=Axis("epsilon", f"epsilon ({adjacency})"),
+        y="label",
+        colours=[charts.colour_of(run.selector)] * len(rows),
+    )
+
+
 def true_positives(run: StoredRun, false_positive_rate: float) -> float:
-    """The largest share of members that any membership test can find at this rate of false accusations."""
+    """Returns the largest true positive rate of any membership test at this false positive rate."""
     try:
         return calculators.true_positive_rate_bound(
             run.claim.mechanism,
@@ -148,12 +186,12 @@ def training_curves(run: StoredRun, metrics: pl.DataFrame) -> list[Figure]:
 
 
 def titled(run: StoredRun, title: str) -> str:
-    """A title that never lets a run without a guarantee pass for a private one."""
+    """Returns a title that never lets a run without a guarantee pass for a private one."""
     return title if run.claims else f"{title}: no guarantee ({run.reason})"
 
 
 def utility_by_users(run: StoredRun, splits: dict[str, pl.DataFrame]) -> Figure | None:
-    """The main figure on held-out examples, by their number of users."""
+    """Returns the main figure on held-out examples, by their number of users."""
     rows = [
         {"split": split, **figures, "users": row["users_per_example"]}
         for split, found in splits.items()
@@ -184,7 +222,7 @@ def utility_by_users(run: StoredRun, splits: dict[str, pl.DataFrame]) -> Figure 
 
 
 def _evaluated(row: dict[str, Any]) -> Row | None:
-    """One row of an evaluation: drawn by accuracy, or by loss if there is no accuracy. None if there is neither."""
+    """Returns one row of an evaluation, drawn by accuracy, or by loss if there is none; None without both."""
     measure = row.get("measure", "accuracy")
     if row.get(measure) is None or row.get(f"{measure}_low") is None:
         return None
@@ -207,7 +245,7 @@ def _text(measure: str, value: float | None) -> str:
 
 
 def _columns(rows: Sequence[Row]) -> Columns:
-    """What a table of evaluated rows shows."""
+    """Returns the table columns for evaluated rows."""
     first = rows[0]
     columns = [("value_text", first["measure"]), ("interval_text", "95% interval")]
     if first["trivial"] is not None:
@@ -228,7 +266,7 @@ def _references(rows: Sequence[Row]) -> str:
 
 
 def utility_by_epsilon(run: StoredRun, also: Sequence[StoredRun]) -> Figure | None:
-    """The figure that tells most, on the test split of several runs; None where fewer than two have one."""
+    """Returns the utility of several runs on the test split against epsilon; None if fewer than two have one."""
     rows = []
     for one in sorted([run, *also], key=lambda one: one.claim.epsilon if one.claims else math.inf):
         found = one.evaluations().get("test")
@@ -265,7 +303,7 @@ def _axis_label(run: StoredRun) -> str:
 
 
 def audit(run: StoredRun, measured: float | None, *, verdict: str | None = None) -> Figure | None:
-    """The measured lower bound and the claim; without a verdict, that of canaries. None if there is none."""
+    """Returns the figure of the measured lower bound and the claim, or that of canaries; None if there is none."""
     if not run.claims or measured is None:
         return None
     canaries = verdict is None
@@ -294,15 +332,15 @@ def audit(run: StoredRun, measured: float | None, *, verdict: str | None = None)
     )
 
 
-def bob(measured: Measured) -> Figure:
-    """The Bob test under one attribution: every trained model is one mark and one row."""
+def bob(measured: "Measured") -> Figure:
+    """Returns the figure of the Bob test under one attribution: every trained model is one mark and one row."""
     scores = {"Bob's e-mails in": measured.scores_with, "Bob's e-mails out": measured.scores_without}
     rows = [{"models": name, "answer": score} for name, found in scores.items() for score in found]
     verdict = "the claim is not refuted" if measured.claim_holds else "the claim is not true for Bob"
     return Figure.drawn(
         charts.ticks,
         name=f"bob-{measured.attribution}",
-        title=f"E-mails {ATTRIBUTIONS[measured.attribution].title}: {verdict}",
+        title=f"E-mails {measured.title}: {verdict}",
         mark=Mark.PRIVATE,
         columns=(("models", "models"), ("answer", "answer")),
         rows=rows,

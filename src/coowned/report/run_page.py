@@ -1,4 +1,4 @@
-"""Gathers what the page of a run shows from the run's folder."""
+"""The data of a run's page, gathered from the run's folder."""
 
 import dataclasses
 import datetime
@@ -7,20 +7,23 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coowned import codec
-from coowned.accounting.guarantee import OTHER_ADJACENCY, PrivacyGuarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.statement import Statement, rounded_down, rounded_up
-from coowned.audit.bob import ATTRIBUTIONS, Measured
+from coowned.accounting.terms import OTHER_ADJACENCY
 from coowned.errors import CoownedError, InputError
 from coowned.report import graph_figures, run_figures
 from coowned.report.figures import Figure, Mark, percent, shown
-from coowned.report.next_steps import next_steps
+from coowned.report.summary import next_steps
 from coowned.report.verdict import Quality, qualities, sentences
 from coowned.runs.graph_summary import GraphSummary
 from coowned.runs.settings import ReportSettings
 from coowned.runs.stored_run import StoredRun
+
+if TYPE_CHECKING:
+    from coowned.audit.bob import Measured
 
 _PACKAGES = ("coowned", "jax", "numpy", "numba", "optax", "polars", "scipy")
 _NO_GRAPH = (
@@ -33,7 +36,7 @@ TableRow = tuple[str, ...]
 
 
 class Tile(NamedTuple):
-    """One count under the claim."""
+    """A count shown under the claim."""
 
     name: str
     value: str
@@ -72,7 +75,7 @@ class RunPage:
     kept: tuple[TableRow, ...]
     cost_left_out: str
     figures: dict[str, Figure]
-    measured: tuple[Measured, ...]
+    measured: "tuple[Measured, ...]"
     bob_rows: tuple[TableRow, ...]
     config: str
     versions: str
@@ -83,17 +86,19 @@ class RunPage:
 
     @property
     def stated_graph_statistics(self) -> str:
-        """What a release shows of the graph: without it nobody could check the claim or see whom it leaves out.
+        """The graph statistics of a release, needed to check the claim and to see whom it leaves out.
 
         Nor would leaving it out hide much: batch size and sampling probability give the size of the training set.
         """
         digests = "the digests of the graph and the selection"
         if not self.claim:
             return f"Of the graph, this page shows {digests}."
+        tiers = self.claim.certificate.tiers
+        opted_out = ", of users who opted out" if tiers and tiers.num_opted_out else ""
         return (
             "Of the graph, this page shows what the claim rests on: the numbers of copies and examples in the training "
-            f"set, of users excluded from protection and of copies without a protected user, and {digests}. The "
-            "exported model states them too."
+            f"set, of users excluded from protection{opted_out} and of copies without a protected user, and {digests}. "
+            "The exported model states them too."
         )
 
     def named(self, *prefixes: str) -> list[Figure]:
@@ -103,12 +108,12 @@ class RunPage:
 def gather(
     run: StoredRun,
     also: Sequence[StoredRun],
-    measured: Sequence[Measured],
+    measured: "Sequence[Measured]",
     *,
     release: bool,
     with_graph: bool,
 ) -> RunPage:
-    """Everything on the page of a run; what cannot be shown is replaced by the reason.
+    """Returns the content of a run's page; what cannot be shown is replaced by the reason.
 
     Guarantees:
       - With release, metrics and evaluations are not even opened.   (test_release_opens_no_private_file)
@@ -118,17 +123,14 @@ def gather(
     for other in also:
         _check_same_task(run, other)
     claim = run.claim if run.claims else None
+    kept, cost_left_out, of_graph = _graph_section(run) if with_graph else ((), _NO_GRAPH, [])
     figures = [run_figures.bob(one) for one in measured]
     if with_graph and run.certificate.copies_per_user:
         figures.append(graph_figures.levels(run))
-    kept, cost_left_out = (), _NO_GRAPH
-    if with_graph:
-        kept, cost_left_out, of_graph = _graph_section(run)
-        figures += of_graph
-    if not release:
-        figures += _utility(run, also)
+    figures += [*of_graph, *([] if release else _utility(run, also))]
     if claim:
-        figures += [run_figures.membership(run), run_figures.delta_curve(run)]
+        promised = [run_figures.tiers(run), run_figures.membership(run), run_figures.delta_curve(run)]
+        figures += filter(None, promised)
     figures += _audits(run, release=release)
     verdict = () if release else tuple(sentences(run.evaluations(), run.metrics() if run.guarantee else None))
     return RunPage(
@@ -144,7 +146,7 @@ def gather(
         tiles=_tiles(run, with_graph=with_graph),
         qualities=tuple(qualities(run, release=release)),
         verdict=verdict,
-        next_steps=() if release else tuple(step for step in next_steps(run) if step not in verdict),
+        next_steps=() if release else _next_steps(run, verdict),
         noise=run.signal_to_noise.verdict() if run.signal_to_noise else "",
         covered=covered_rows(run),
         adjacencies=_adjacencies(claim) if claim else (),
@@ -163,6 +165,10 @@ def gather(
     )
 
 
+def _next_steps(run: StoredRun, verdict: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(step for step in next_steps(run) if step not in verdict)
+
+
 def _check_same_task(run: StoredRun, other: StoredRun) -> None:
     tasks = [_task(one) for one in (run, other)]
     for name, value in tasks[0].items():
@@ -174,7 +180,7 @@ def _check_same_task(run: StoredRun, other: StoredRun) -> None:
 
 
 def _task(run: StoredRun) -> dict[str, Any]:
-    """What a run learns from and predicts, whatever the model."""
+    """Returns a description of the run's data and predictions, for any model."""
     config = tomllib.loads(run.config_text)
     data, model = config.get("data", {}), config.get("model", {})
     return {
@@ -186,7 +192,7 @@ def _task(run: StoredRun) -> dict[str, Any]:
 
 
 def _graph_section(run: StoredRun) -> tuple[tuple[TableRow, ...], str, list[Figure]]:
-    """Returns what was kept, why that is left out if so, and the figures of the graph."""
+    """Returns what was kept, or the reason why that is left out, and the figures of the graph."""
     try:
         summary = run.graph_summary()
     except CoownedError as error:
@@ -217,7 +223,7 @@ def _utility(run: StoredRun, also: Sequence[StoredRun]) -> list[Figure]:
 
 
 def _audits(run: StoredRun, *, release: bool) -> list[Figure]:
-    """Of the mechanism, which used keys and users of its own; and with canaries, which learned from the data."""
+    """Returns the figures of audits: of the mechanism, and with canaries, which learned from the data."""
     found = run.audit()
     if found is None:
         return []
@@ -228,7 +234,7 @@ def _audits(run: StoredRun, *, release: bool) -> list[Figure]:
 
 
 def releasable_config(text: str) -> str:
-    """A configuration without comments, which may say anything, and without the folders that its files are in.
+    """Removes comments, which may say anything, and the folders of files from a configuration.
 
     >>> print(releasable_config('# reached 0.93\\n[data]\\npath = "/home/bob/mail.mbox"\\nsplits = [1, 0, 0]'))
     [data]
@@ -249,7 +255,7 @@ def _without_folders(value: Any) -> Any:
 
 
 def _tiles(run: StoredRun, *, with_graph: bool) -> tuple[Tile, ...]:
-    """Three or four counts under the claim; empty if there is nothing to show."""
+    """Returns three or four counts for the tiles under the claim; empty if there is nothing to show."""
     certificate = run.certificate
     left = certificate.num_users - (certificate.copies_per_user[0] if certificate.copies_per_user else 0)
     people = (
@@ -267,7 +273,7 @@ def _tiles(run: StoredRun, *, with_graph: bool) -> tuple[Tile, ...]:
 
 
 def covered_rows(run: StoredRun) -> tuple[TableRow, ...]:
-    """Name, value and interval of every figure that the guarantee covers; empty where there are none.
+    """Returns name, value and interval of every figure that the guarantee covers; empty if there are none.
 
     Guarantees:
       - They are the figures of the run's covered evaluation, shown with a claim only.
@@ -299,9 +305,9 @@ def _adjacencies(claim: PrivacyGuarantee) -> tuple[TableRow, ...]:
     )
 
 
-def _bob_row(one: Measured) -> TableRow:
+def _bob_row(one: "Measured") -> TableRow:
     return (
-        ATTRIBUTIONS[one.attribution].title.removeprefix("attributed to "),
+        one.title.removeprefix("attributed to "),
         f"{one.copies_with_bob} of {one.size}",
         one.shown_epsilon,
         rounded_down(one.leak.epsilon_lower_bound),

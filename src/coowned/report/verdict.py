@@ -1,4 +1,4 @@
-"""Whether a trained model is any good, in a few sentences that the screen and the page share."""
+"""A verdict on the quality of a trained model, in a few sentences shared by the screen and the page."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,7 @@ _FEW = 5  # classes that are named
 
 
 class Quality(NamedTuple):
-    """How good a model is, in words, and who may read them.
+    """A model's quality in words, and who may read them.
 
     Attributes:
       sentence: the figure, its interval, the trivial answer, and whether the model is of any use.
@@ -33,7 +33,7 @@ class Quality(NamedTuple):
 
 
 def qualities(run: "StoredRun", *, release: bool = False) -> list[Quality]:
-    """What is said beside epsilon, everywhere: on the screen, in a notebook, first on a page.
+    """Returns the sentences shown beside epsilon everywhere: on the screen, in a notebook, first on a page.
 
     Covered figures come first; for a release there are no others, and those that are not covered are not even opened.
     """
@@ -44,7 +44,7 @@ def qualities(run: "StoredRun", *, release: bool = False) -> list[Quality]:
 
 
 def quality(evaluations: "Mapping[str, pl.DataFrame]") -> Quality | None:
-    """The verdict on the test split, not covered; None without one.
+    """Returns the verdict on the test split, not covered; None without one.
 
     Guarantees:
       - It is useful only where its interval excludes the trivial answer.   (test_useful_is_clearly_better_than_trivial)
@@ -54,7 +54,7 @@ def quality(evaluations: "Mapping[str, pl.DataFrame]") -> Quality | None:
 
 
 def is_useful(evaluations: "Mapping[str, pl.DataFrame]", model: str = "") -> bool | None:
-    """Whether the model, or with "baseline_" the one without privacy, is clearly better than the trivial answer.
+    """Returns whether the model (with "baseline_", the one without privacy) clearly beats the trivial answer.
 
     None where there is nothing to compare; False where no example could be used.
     """
@@ -71,7 +71,7 @@ def is_useful(evaluations: "Mapping[str, pl.DataFrame]", model: str = "") -> boo
 
 
 def sentences(evaluations: "Mapping[str, pl.DataFrame]", metrics: "pl.DataFrame | None") -> list[str]:
-    """The test figure, and what clipping suggests.
+    """Returns the test figure, and what clipping suggests.
 
     The first alone without metrics, where nothing was drawn, or where no example could be used.
     """
@@ -81,7 +81,7 @@ def sentences(evaluations: "Mapping[str, pl.DataFrame]", metrics: "pl.DataFrame 
 
 
 def result(evaluations: "Mapping[str, pl.DataFrame]") -> str | None:
-    """The test figure with its interval, beside the trivial answer and the model without privacy: not covered.
+    """Returns the test figure with its interval, beside the trivial answer and the model without privacy: not covered.
 
     Guarantees:
       - A model that is not clearly better than the trivial answer is said to be so.   (test_no_better_than_trivial)
@@ -116,23 +116,23 @@ def result(evaluations: "Mapping[str, pl.DataFrame]") -> str | None:
 
 
 def _named(classes: Sequence[str] | None) -> str:
-    """A few names after a word; "" for none."""
+    """Returns a few names after a word; "" for none."""
     return "" if not classes else f" {one_of([*map(repr, classes[:_FEW]), *(['...'] if len(classes) > _FEW else [])])}"
 
 
 def test_row(evaluations: "Mapping[str, pl.DataFrame]") -> dict[str, Any]:
-    """The figures of all test examples; empty without them."""
+    """Returns the figures of all test examples; empty without them."""
     table = evaluations.get("test")
     return {} if table is None or table.is_empty() else table.row(0, named=True)
 
 
 def unusable(row: Mapping[str, Any]) -> bool:
-    """Whether no test example has a label and values that the model can use."""
+    """Returns whether no test example has a label and values that the model can use."""
     return bool(row.get("examples")) and row.get("without_loss") == row["examples"]
 
 
 def clipping(metrics: "pl.DataFrame | None") -> str | None:
-    """What the share of clipped copies suggests: not covered.
+    """Returns advice from the share of clipped copies: not covered.
 
     Guarantees:
       - Nearly all, hardly any and some each have words of their own.   (test_words_on_clipping)

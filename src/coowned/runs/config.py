@@ -1,11 +1,11 @@
-"""The configuration of a training run: one readable TOML file, in which an unknown key is an error."""
+"""The configuration of a training run: a TOML file in which unknown keys are errors."""
 
 import dataclasses
 import functools
 import itertools
 import os
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,18 +29,21 @@ from coowned.runs.settings import (
     RunSettings,
     SelectionSettings,
 )
-from coowned.selection.registry import CLASSES, selector_class, selectors_by_bound
+from coowned.selection.registry import CLASSES, needs_bound_alone, selector_class
+from coowned.selection.shards import SELECTION
 
 _REMEDY = "`coowned train --example` prints a configuration to start from"
 USUAL_SELECTOR = "greedy"  # where settings are given without it
-GIVEN = "given"  # in place of a selector's word: `fit` was given S, or a selector that is not this package's
-_OF_ALL_SELECTORS = ("selector", "seed")
+GIVEN = "given"  # in place of a selector's word: S is in a file, or `fit` was given it, or a selector of one's own
+_OF_ALL_SELECTORS = ("selector", "seed", "path")
+_REASONS = "# Chosen from the graph and public numbers alone:\n"
+_REASON = "# - "
 _SECTIONS = ("data", "selection", "privacy", "mechanism", "model", "optimizer", "evaluation", "run", "report")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A whole configuration, checked as far as it can be without the data.
+    """A complete configuration, checked as far as possible without the data.
 
     Guarantees:
       - An unknown section or key is an error that names the nearest known one.   (test_unknown_keys_name_the_nearest)
@@ -64,6 +67,7 @@ class TrainConfig:
     report: ReportSettings
     folder: Path  # what relative paths are relative to
     text: str = dataclasses.field(default="", repr=False, compare=False)  # the file as it was written
+    sections: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)  # as plain values
 
     def __post_init__(self) -> None:
         if self.run.baseline and not self.privacy.is_private:
@@ -80,12 +84,13 @@ class TrainConfig:
         Args:
           allow_large_delta: the default of that key in `[privacy]`.
         """
-        text = _bytes(path)
-        where = {"folder": Path(path).parent, "name": str(path)}
+        text, folder = _bytes(path), Path(path).parent
+        if not allow_large_delta:
+            return cls.from_toml(text, folder=folder, name=str(path))
         sections = _parse(text, str(path))
-        if allow_large_delta and isinstance(privacy := sections.get("privacy"), dict):
-            return cls.from_sections(sections | {"privacy": {"allow_large_delta": True} | privacy}, **where)
-        return cls.from_toml(text, **where)
+        if isinstance(privacy := sections.get("privacy"), dict):
+            sections["privacy"] = {"allow_large_delta": True} | privacy
+        return cls.from_sections(sections, folder=folder, name=str(path))
 
     @classmethod
     def read_sections(cls, path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -96,7 +101,7 @@ class TrainConfig:
     def from_toml(
         cls, text: str | bytes, *, folder: str | os.PathLike[str] = ".", name: str = "configuration"
     ) -> "TrainConfig":
-        """Reads the text of a configuration; `name` is what errors call it."""
+        """Parses the text of a configuration; `name` is used in errors."""
         config = cls.from_sections(_parse(text, name), folder=folder, name=name)
         return dataclasses.replace(config, text=text if isinstance(text, str) else text.decode())
 
@@ -109,7 +114,7 @@ class TrainConfig:
         folder: str | os.PathLike[str] = ".",
         name: str = "configuration",
     ) -> "TrainConfig":
-        """Checks the sections of a configuration, given as plain values by section and key.
+        """Builds a configuration from plain values by section and key, and checks it.
 
         Args:
           sections: None leaves a key out.
@@ -120,13 +125,17 @@ class TrainConfig:
         written = {key: _given_values(section) for key, section in codec.to_plain(sections).items()}
         if isinstance(privacy := written.get("privacy"), dict):
             written["privacy"] = {"adjacency": ADJACENCIES[0]} | privacy
+        _give_selection_of_shards(written, name)
+        path = _word(written, "selection", "path")
+        if path is not None and (others := sorted(set(written["selection"]) - {"path", "seed"})):
+            raise ConfigError(f"{name}: [selection] path is an S that was chosen before; remove {', '.join(others)}")
         file: Any = codec.decode_sections(_file_type(written), written, name=name, error=ConfigError, remedy=_REMEDY)
         read: dict[str, Any] = {section: getattr(file, section) for section in _SECTIONS}
         given = written.get("selection", {})
         settings = {key: getattr(file.selection, key) for key in given if key not in _OF_ALL_SELECTORS}
-        usual = USUAL_SELECTOR if settings else None
+        usual = GIVEN if path is not None else USUAL_SELECTOR if settings else None
         selector = usual if file.selection.selector is msgspec.UNSET else file.selection.selector
-        read["selection"] = SelectionSettings(selector=selector, seed=file.selection.seed, settings=settings)
+        read["selection"] = SelectionSettings(selector=selector, seed=file.selection.seed, settings=settings, path=path)
         if file.optimizer.learning_rate is not None:  # otherwise the schedule is chosen together with it
             read["optimizer"] = file.optimizer.filled()
         kind = model_class(file.model.kind)
@@ -137,13 +146,13 @@ class TrainConfig:
                 validate.in_range(*CLIP_NORMS, clip_norm=file.mechanism.clip_norm)
             except InputError as error:
                 raise ConfigError(f"{name}: [mechanism] {error}; it limits the gradient of one copy") from None
-        return cls(**read, folder=Path(folder), text=codec.encode_toml(written))
+        return cls(**read, folder=Path(folder), text=codec.encode_toml(written), sections=written)
 
     @functools.cached_property
     def left_out(self) -> dict[str, list[str]]:
-        """Keys that a run needs and the configuration does not say, by section: `runs.defaults` chooses them."""
+        """Keys that a run needs and the configuration omits, by section; `runs.defaults` chooses them."""
         selection, needed = self.selection, ["kind", "batch_size", "iterations"]
-        by_bound = selection.selector in selectors_by_bound() and "contribution_bound" not in selection.settings
+        by_bound = needs_bound_alone(selection.selector) and "contribution_bound" not in selection.settings
         keys = {
             "selection": ["contribution_bound"] if by_bound else [],
             "mechanism": [*needed, "clip_norm"] if self.privacy.is_private else needed,
@@ -155,40 +164,45 @@ class TrainConfig:
             keys[section] = [key for key in keys[section] if getattr(getattr(self, section), key) is None]
         return {section: found for section, found in keys.items() if found}
 
-    def with_keys(self, chosen: Mapping[str, Mapping[str, Any]], header: str = "") -> "TrainConfig":
-        """Returns the configuration with more keys, by section, and comments above its text."""
-        sections = _parse(self.text, "configuration")
+    def with_keys(self, chosen: Mapping[str, Mapping[str, Any]], reasons: Sequence[str] = ()) -> "TrainConfig":
+        """Returns the configuration with these keys added, by section, and the reasons as comments above its text."""
+        sections = dict(self.sections)
         for name, section in chosen.items():
             sections[name] = {**sections.get(name, {}), **section}
-        comments = itertools.takewhile(lambda line: line.startswith("#"), self.text.splitlines(keepends=True))
         found = TrainConfig.from_sections(sections, model=self.model, folder=self.folder)
-        return dataclasses.replace(found, text=f"{''.join(comments)}{header}\n{found.text}")
+        header = _REASONS + "".join(f"{_REASON}{reason}\n" for reason in reasons) if reasons else ""
+        return dataclasses.replace(found, text=f"{_comments(self.text)}{header}\n{found.text}")
 
     def completed_as(self, stored: "TrainConfig") -> "TrainConfig":
-        """Returns the configuration with what it leaves out as in another one, which was completed."""
-        other = _parse(stored.text, "configuration")
+        """Returns the configuration with omitted keys, and the reasons, taken from another one that is complete."""
         chosen = {
-            section: {key: other[section][key] for key in keys if key in other.get(section, {})}
+            section: {key: value for key, value in stored.sections.get(section, {}).items() if key in keys}
             for section, keys in self.left_out.items()
         }
-        return self.with_keys(chosen) if chosen else self
+        return self.with_keys(chosen, reasons_in(stored.text)) if chosen else self
 
     @property
     def splits(self) -> list[float]:
-        """Shares of train, validation and test."""
+        """The fractions of train, validation and test."""
         return list(self.model.splits) if self.data.splits is None else self.data.splits
 
     def task(self, schema: pa.Schema) -> Task:
-        """What is trained, for data of this schema; nothing but the schema can refuse it later."""
+        """Returns the training task for data of this schema; any error that the schema can cause is raised here."""
         # A public run, too, must not start from a private model: its own would then be taken for public.
         claims = self.privacy.is_private or self.privacy.public
         return self.model.task(schema, folder=self.folder, is_private=claims)
 
     def source(self) -> DataSource:
-        """Where the data are read from."""
+        """Returns the data source."""
+        if self.data.shards is not None:
+            raise ConfigError("[data] shards hold a part of the data; set path to all of them in their place")
         if self.data.path is None:
             raise ConfigError("[data] has no path: the data of this run were in memory; set it to a file or folder")
-        fields = {name: value for name, value in vars(self.data).items() if name != "splits" and value is not None}
+        fields = {
+            name: value
+            for name, value in vars(self.data).items()
+            if name not in ("splits", "shards") and value is not None
+        }
         for name in ("path", "aliases", "unprotected"):
             if name in fields:
                 fields[name] = resolve_path(self.folder, fields[name])
@@ -196,7 +210,7 @@ class TrainConfig:
 
     @property
     def digest(self) -> str:
-        """Names the values; where the file is does not matter, since the data have a digest of their own."""
+        """A digest of the values, but not of the path: the data have a digest of their own."""
         values = {name: getattr(self, name) for name in _SECTIONS if name != "report"}
         if self.evaluation is None:
             del values["evaluation"]
@@ -214,21 +228,37 @@ def _parse(text: str | bytes, name: str) -> dict[str, Any]:
     return codec.decode_toml(dict[str, Any], text, name=name, error=ConfigError, remedy=_REMEDY)
 
 
+def _comments(text: str) -> str:
+    """Returns the lines of comments that a configuration begins with."""
+    return "".join(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
+
+
 def _given_values(section: Any) -> Any:
-    """Returns a section without the keys that are None; what is not a section is refused later."""
+    """Returns a section without the keys that are None; values that are not sections are rejected later."""
     return {key: value for key, value in section.items() if value is not None} if isinstance(section, dict) else section
 
 
 def _word(sections: Mapping[str, Any], section: str, key: str) -> Any:
-    """Returns the word that decides what a section may hold; None where it is absent."""
+    """Returns the word that decides which keys a section has; None if it is absent."""
     found = sections.get(section)
     return found.get(key) if isinstance(found, dict) else None
+
+
+def _give_selection_of_shards(sections: dict[str, Any], name: str) -> None:
+    """Adds the S that shards bring along."""
+    shards = _word(sections, "data", "shards")
+    if isinstance(shards, str):
+        own = {"path": f"{shards.rstrip('/')}/{SELECTION}"}
+        if sections.get("selection", own) != own:
+            raise ConfigError(f"{name}: [data] shards bring their S along; remove [selection]")
+        sections["selection"] = own
 
 
 def _file_type(sections: Mapping[str, Any]) -> type[Any]:
     """Returns the type of a configuration with this selector and kind of model."""
     needed: list[Any] = [("data", DataSettings), ("privacy", PrivacySettings)]
-    selection = _selection_type(_word(sections, "selection", "selector"))
+    has_path = _word(sections, "selection", "path") is not None
+    selection = _selection_type(GIVEN if has_path else _word(sections, "selection", "selector"))
     # A section without needed keys may be left out.
     optional: list[Any] = [
         (name, section, msgspec.field(default_factory=section))
@@ -247,7 +277,7 @@ def _file_type(sections: Mapping[str, Any]) -> type[Any]:
 
 
 def _model_type(word: Any) -> type[Any]:
-    """The specification of a kind of model, with the word that names it."""
+    """Returns the specification class of a kind of model, tagged with its word."""
     known = isinstance(word, str) and word in MODELS
     words = Literal[tuple(MODELS)]  # pyright: ignore[reportInvalidTypeForm]
     fields = [("kind", words, dataclasses.field(default=USUAL_MODEL))]
@@ -256,10 +286,10 @@ def _model_type(word: Any) -> type[Any]:
 
 
 def _selection_type(word: Any) -> type[Any]:
-    """Selector and seed, and the settings of the selector but for a schedule's shape, which [mechanism] says."""
+    """Returns the type of [selection]: selector, seed and settings, except a schedule's shape, set by [mechanism]."""
     # GIVEN is written by `fit`; a file cannot choose it, so no error offers it.
     words = Literal[(GIVEN,) if word == GIVEN else tuple(CLASSES)]  # pyright: ignore[reportInvalidTypeForm]
-    fields: list[Any] = [("selector", words, msgspec.UNSET), ("seed", int, 0)]
+    fields: list[Any] = [("selector", words, msgspec.UNSET), ("seed", int, 0), ("path", str | None, None)]
     kind = selector_class(word if isinstance(word, str) and word in CLASSES else USUAL_SELECTOR)
     hints = typing.get_type_hints(kind)
     for field in () if word == GIVEN else dataclasses.fields(kind):
@@ -271,8 +301,19 @@ def _selection_type(word: Any) -> type[Any]:
     return msgspec.defstruct("Selection", fields, kw_only=True)
 
 
+def reasons_in(text: str) -> tuple[str, ...]:
+    """Returns the reasons that `TrainConfig.with_keys` wrote into a configuration; () if nothing was omitted.
+
+    >>> reasons_in(_REASONS + "# - [mechanism] clip_norm = 0.5: because.")
+    ('[mechanism] clip_norm = 0.5: because.',)
+    """
+    _, found, after = text.partition(_REASONS)
+    lines = after.splitlines() if found else []
+    return tuple(line.removeprefix(_REASON) for line in lines if line.startswith(_REASON))
+
+
 def example() -> str:
-    """A commented configuration, as `coowned train --example` prints it."""
+    """Returns a commented configuration, as `coowned train --example` prints it."""
     return _EXAMPLE
 
 
@@ -291,6 +332,7 @@ example_id = "example_id"        # default: the row number. Must not depend on c
 splits = [0.8, 0.1, 0.1]         # train, validation, test, by a hash of the id
 
 [selection]
+# path = "S.parquet"             # instead of a selector: what `coowned select --splits 0.8,0.1,0.1` chose before
 selector = "greedy"              # see `coowned select --help`; dp-mf needs greedy-min-separation
 contribution_bound = 2           # most selected copies that contain one user
 seed = 0                         # public; breaks ties in the order

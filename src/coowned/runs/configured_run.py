@@ -1,47 +1,51 @@
-"""One configuration, from the data to a model: read, split, select, certify, account, train, evaluate."""
+"""A configured run, from the data to a model: read, split, select, certify, account, train, evaluate."""
 
 import dataclasses
+import functools
 import json
 import logging
 import math
 import secrets
-from collections.abc import Callable, Mapping
-
-import numpy as np
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from coowned import codec
-from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
+from coowned.accounting.guarantee import guarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.sources import resolve_path
 from coowned.attribution.statistics import heavy_users_advice
 from coowned.certificate import ContributionCertificate, certify
 from coowned.content.data import TrainingData
-from coowned.content.splits import split_examples
+from coowned.content.splits import graphs_of_splits, split_examples
 from coowned.errors import ConfigError, InputError
 from coowned.exact.keys import RunKey
 from coowned.extras import require
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.registry import mechanism_class
-from coowned.models.model import num_parameters, num_scores
+from coowned.models.model import Model, num_parameters, num_scores
+from coowned.models.tasks import Content, Task
 from coowned.progress import Progress
 from coowned.runs import graph_summary
 from coowned.runs.config import GIVEN, TrainConfig
-from coowned.runs.defaults import ModelSizes, completed
+from coowned.runs.given_data import kept_arrays, read_examples, summary_of
+from coowned.runs.given_selection import Select, select_for, with_shape
+from coowned.runs.records import COVERED
 from coowned.runs.run_folder import RunFolder, code_digest, machine
 from coowned.runs.stored_run import StoredRun
-from coowned.selection.held_out import select_held_out
 from coowned.selection.selection_files import encode_selection
 from coowned.selection.selector import Schedule, Selection
-from coowned.training import covered
 from coowned.training import evaluate as evaluation
 from coowned.training.loop import TrainedModel, check_devices, train, train_without_privacy
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import OnMetrics, claim, parquet_bytes
 from coowned.training.workers import Workers, agree, send
 
+if TYPE_CHECKING:
+    from coowned.training.covered import CoveredFigures
+
 _LOG = logging.getLogger(__name__)
-Select = Callable[[AttributionGraph], Selection | Schedule]
 PRIVATE_LOG = (
     "Not covered by the guarantee: counts computed from the content of selected and held-out examples. "
     "Never release them."
@@ -50,7 +54,7 @@ PRIVATE_LOG = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a caller has made already, where the configuration does not say all.
+    """Inputs that the caller has prepared already, and that the configuration does not contain.
 
     Attributes:
       select: chooses S from the train split's graph, where the configuration says that it is given.
@@ -96,81 +100,36 @@ def run_configuration(
       examples: data in memory, in place of those that the configuration names.
       given: S and guarantee, where they are made elsewhere.
       progress, on_metrics: as for `train`.
-      announce: told what is being done; before training the claim, and in a second line what the noise means.
-      advise: told what would help where a few users keep most examples out of S.
+      announce: called with each stage; before training with the claim, and then with what the noise means.
+      advise: called with advice if a few users keep most examples out of S, or if S is not like the data.
     """
 
-    def tell(text: str) -> None:
-        _LOG.info(text)
-        announce(text)
-
+    log, tell = _logging(given, announce)
     require("train", "training")
-    workers = folder.workers
-    if workers.count > 1:
-        named = {"version of the code or of coowned, jax, numpy, numba or optax": code_digest()}
-        named |= {"kind of device or processor, or XLA_FLAGS,": machine(), "configuration": config.digest}
-        agree(workers, named)
-    folder.refuse_if_finished()
-    check_devices(config.run.devices)  # selecting may take long
-    config.model.check_files(config.folder)
+    _check_first(config, folder)
     run_key = folder.run_key(config.run.seed)
     if examples is None:
         tell("reading")
-        examples = config.source().read()
-    task = config.task(examples.payload.schema)
+        examples = read_examples(config)
+    task = config.task(examples.schema)
     splits = split_examples(examples.graph, config.splits)
-    graph, test_graph = (examples.graph.subgraph(splits[name]) for name in ("train", "test"))
+    graphs = graphs_of_splits(examples.graph, splits)
+    graph, test_graph = graphs["train"], graphs["test"]
     resumed = folder.is_begun
-    run = StoredRun.open(folder.path, finished=False) if resumed else None
-    run_id = _run_id(workers, run)
-    if run is not None:
-        tell("recounting the selection")  # `train` recounts and compares everything that matters
-        config = config.completed_as(run.config(config.folder))
-        plan = _plan(config, run.certificate, run.selection(graph), run.mechanism, run.guarantee, run_key)
-        held_out = run.held_out(test_graph) if config.evaluation else None
-    else:
-        tell("selecting")
-        held_out = held_out_of(config, test_graph) if config.evaluation else None
-        config = completed_for(config, examples, graph, given.select)
-        part = held_out and certify(test_graph, held_out)
-        plan = make_plan(config, graph, run_key, given, held_out=part, run_id=run_id)
-        if advice := heavy_users_advice(graph, plan.certificate.contribution_bound):
-            _LOG.info(advice)
-            advise(advice)
+    tell("recounting the selection" if resumed else "selecting")  # `train` recounts and compares everything
+    begun = _resumed if resumed else _begun
+    config, plan, held_out = begun(config, folder, examples, (graph, test_graph), run_key, given)
+    for advice in () if resumed else _summarize(config, folder, graph, plan):
+        log(advice)
+        advise(advice)
     tell("reading content")
-    content = task.load(examples, splits, plan.selected.copies)
-    digest = config.digest
-    if config.evaluation:
-        covered.check_covered(config.evaluation, content.model)
-        # The same noise must not be added to the counts of other examples.
-        digest = codec.checksum([digest, content.parts["test"].digest])
+    content = task.load(examples, splits, plan.selected.copies, kept=kept_arrays(config, task))
+    digest = _digest(config, content)
     if not resumed:
         _prepare_files(plan, folder, graph, config.text, content.private_log)
         if held_out is not None:
-            folder.prepare("held-out.parquet", encode_selection(test_graph, held_out))
-            folder.prepare("held-out-certificate.json", (certify(test_graph, held_out).to_json() + "\n").encode())
-
-    def at_end(trained: TrainedModel) -> None:
-        baseline = None
-        if workers.rank:
-            return
-        if config.run.baseline:
-            tell("training without privacy, for comparison")
-            baseline = train_without_privacy(plan, content.model, content.parts["train"], initial=task.initial)
-        for name in ("validation", "test"):
-            found = evaluation.evaluate(
-                content.model, trained.parameters, content.parts[name], split=name, baseline=baseline
-            )
-            folder.write(f"{name}.parquet", parquet_bytes(found, evaluation.NOT_COVERED))
-        for name, file in task.files.items():
-            folder.write(name, file, mode=0o644)
-        if held_out is not None:
-            figures = _evaluate_covered(config, plan, trained, content.parts["test"], held_out)
-            folder.write(covered.NAME, (figures.to_json() + "\n").encode(), mode=0o644)
-
-    noise = plan.signal_to_noise(num_parameters(content.model), num_scores(content.model))
-    expected = f"\n{noise.verdict()} {noise.outlook(plan.certificate.num_distinct).sentence}" if noise else ""
-    tell(f"training: {claim(plan)}{expected}")
+            _prepare_held_out(folder, test_graph, held_out)
+    tell(f"training: {claim(plan)}{_expected(plan, content.model)}")
     return train(
         plan,
         content.model,
@@ -182,17 +141,145 @@ def run_configuration(
         devices=config.run.devices,
         progress=progress,
         on_metrics=on_metrics,
-        at_end=at_end,
+        at_end=functools.partial(_evaluate, _Begun(config, plan, held_out), folder, task, content, tell),
     )
+
+
+def _summarize(config: TrainConfig, folder: RunFolder, graph: AttributionGraph, plan: TrainingPlan) -> Iterator[str]:
+    """Prepares the counts of the graph; yields what would help where few users decide how large S is."""
+    if config.data.shards is None and (found := heavy_users_advice(graph, plan.certificate.contribution_bound)):
+        yield found
+    summary = summary_of(config, graph, plan.selected, plan.certificate)
+    if summary is not None:
+        folder.prepare(graph_summary.NAME, summary.to_json().encode())
+        if found := summary.warning():
+            yield found
+
+
+def _logging(given: Given, announce: Callable[[str], None]) -> tuple[Callable[[str], None], Callable[[str], None]]:
+    """Returns functions that log a text, and that log and announce it; a tuning's runs log nothing."""
+
+    def log(text: str) -> None:
+        if given.guarantee is None:
+            _LOG.info(text)
+
+    def tell(text: str) -> None:
+        log(text)
+        announce(text)
+
+    return log, tell
+
+
+def _digest(config: TrainConfig, content: Content) -> str:
+    """Returns a digest of what a resumed run must share besides plan, model and data."""
+    if not config.evaluation:
+        return config.digest
+    from coowned.training.covered import check_covered
+
+    check_covered(config.evaluation, content.model)
+    # The same noise must not be added to the counts of other examples.
+    return codec.checksum([config.digest, content.parts["test"].digest])
+
+
+def _expected(plan: TrainingPlan, model: Model) -> str:
+    noise = plan.signal_to_noise(num_parameters(model), num_scores(model))
+    return f"\n{noise.verdict()} {noise.outlook(plan.certificate.num_distinct).sentence}" if noise else ""
+
+
+class _Begun(NamedTuple):
+    """A run before its first step."""
+
+    config: TrainConfig  # with what was left out
+    plan: TrainingPlan
+    held_out: Selection | None  # what a covered evaluation counts on
+
+
+def _check_first(config: TrainConfig, folder: RunFolder) -> None:
+    """Raises errors that would otherwise occur later, since selection may take long."""
+    if folder.workers.count > 1:
+        named = {"version of the code or of coowned, jax, numpy, numba or optax": code_digest()}
+        named |= {"kind of device or processor, or XLA_FLAGS,": machine(), "configuration": config.digest}
+        agree(folder.workers, named)
+    folder.refuse_if_finished()
+    check_devices(config.run.devices)
+    config.model.check_files(config.folder)
+
+
+def _resumed(
+    config: TrainConfig,
+    folder: RunFolder,
+    examples: AttributedExamples,
+    graphs: tuple[AttributionGraph, AttributionGraph],
+    run_key: RunKey,
+    given: Given,
+) -> _Begun:
+    """Reads back the start of an interrupted run."""
+    del examples, given
+    graph, test_graph = graphs
+    run = StoredRun.open(folder.path, finished=False)
+    _run_id(folder.workers, run)
+    config = config.completed_as(run.config(config.folder))
+    plan = _plan(config, run.certificate, run.selection(graph), run.mechanism, run.guarantee, run_key)
+    return _Begun(config, plan, run.held_out(test_graph) if config.evaluation else None)
+
+
+def _begun(
+    config: TrainConfig,
+    folder: RunFolder,
+    examples: AttributedExamples,
+    graphs: tuple[AttributionGraph, AttributionGraph],
+    run_key: RunKey,
+    given: Given,
+) -> _Begun:
+    """Selects, certifies and accounts for a new run, from the graphs of its train and test split."""
+    graph, test_graph = graphs
+    run_id = _run_id(folder.workers, None)
+    if (select := select_for(config, examples.graph)) is not None:
+        selected = select(graph)
+        config, given = with_shape(config, selected), dataclasses.replace(given, select=lambda graph: selected)
+    held_out = held_out_of(config, test_graph) if config.evaluation else None
+    config = completed_for(config, examples, graph, given.select)
+    part = held_out and certify(test_graph, held_out)
+    return _Begun(config, make_plan(config, graph, run_key, given, held_out=part, run_id=run_id), held_out)
+
+
+def _evaluate(
+    begun: _Begun,
+    folder: RunFolder,
+    task: Task,
+    content: Content,
+    tell: Callable[[str], None],
+    trained: TrainedModel,
+) -> None:
+    """Evaluates a finished model and writes the results; with several workers the first does."""
+    config, plan, held_out = begun
+    if folder.workers.rank:
+        return
+    baseline = None
+    if config.run.baseline:
+        tell("training without privacy, for comparison")
+        baseline = train_without_privacy(plan, content.model, content.parts["train"], initial=task.initial)
+    for name in ("validation", "test"):
+        found = evaluation.evaluate(
+            content.model, trained.parameters, content.parts[name], split=name, baseline=baseline
+        )
+        folder.write(f"{name}.parquet", parquet_bytes(found, evaluation.NOT_COVERED))
+    for name, file in task.files.items():
+        folder.write(name, file, mode=0o644)
+    if held_out is not None:
+        figures = _evaluate_covered(config, plan, trained, content.parts["test"], held_out)
+        folder.write(COVERED, (figures.to_json() + "\n").encode(), mode=0o644)
 
 
 def _evaluate_covered(
     config: TrainConfig, plan: TrainingPlan, trained: TrainedModel, data: TrainingData, held_out: Selection
-) -> covered.CoveredFigures:
+) -> "CoveredFigures":
+    from coowned.training.covered import evaluate_covered
+
     assert config.evaluation
     assert plan.guarantee
     assert plan.guarantee.evaluation
-    return covered.evaluate_covered(
+    return evaluate_covered(
         trained.model,
         trained.parameters,
         data,
@@ -211,16 +298,18 @@ def completed_for(
     select: Select | None = None,
     progress: Progress | None = None,
 ) -> TrainConfig:
-    """Returns the configuration with what it leaves out chosen for these examples, whose content is not read.
+    """Returns the configuration with omitted keys chosen for these examples, whose content is not read.
 
     Args:
       graph: of their train split.
     """
 
+    if not config.left_out:
+        return config
+    from coowned.runs.defaults import ModelSizes, completed
+
     def sizes() -> ModelSizes:
-        schema = examples.payload.schema
-        nobody = examples.graph.subgraph(np.empty(0, np.int64))
-        model, *_ = config.task(schema).read(dataclasses.replace(examples, graph=nobody, payload=schema.empty_table()))
+        model, *_ = config.task(examples.schema).read_nothing(examples)
         return ModelSizes(num_parameters=num_parameters(model), num_scores=num_scores(model) or 0)
 
     def selected(config: TrainConfig) -> Selection | Schedule:
@@ -246,6 +335,8 @@ def make_plan(
     """
     selected = choose(config, graph) if given.select is None else given.select(graph)
     certificate = certify(graph, selected)
+    if certificate.tiers is not None and certificate.tiers.num_unknown_keys:
+        _LOG.warning(certificate.tiers.unknown_keys_advice())
     mechanism = mechanism_of(config, certificate)
     privacy, claimed = config.privacy, given.guarantee
     if privacy.is_private and claimed is None:
@@ -270,7 +361,7 @@ def make_plan(
 
 
 def _run_id(workers: Workers, run: StoredRun | None) -> str | None:
-    """The name that worker 0 gives the run, where there are several workers; else the guarantee has its own."""
+    """Returns worker 0's id for the run if there are several workers; otherwise None, and the guarantee makes one."""
     if workers.count == 1:
         return None
     known = None if run is None or run.guarantee is None else run.guarantee.run_id
@@ -303,13 +394,11 @@ def _plan(
 
 
 def choose(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedule:
-    from coowned.selection.greedy_min_separation import max_min_separation
     from coowned.selection.registry import selector_class
 
     if config.selection.selector == GIVEN:
         raise ConfigError(
-            "[selection] selector is 'given': S was passed to `fit` and is not in the configuration; call `fit` "
-            "again with it, or choose a selector"
+            "[selection] has no selector: S was passed to `fit`, or is in a file; give it again, or choose a selector"
         )
     assert config.selection.selector is not None
     kind, chosen = selector_class(config.selection.selector), config.selection
@@ -331,6 +420,8 @@ def choose(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedule
             raise ConfigError(f"[mechanism] min_separation is needed with [selection] selector {chosen.selector!r}")
         if separation is None:
             alike = {key: settings[key] for key in ("ties", "unattributed") if key in settings}
+            from coowned.selection.greedy_min_separation import max_min_separation
+
             separation = max_min_separation(
                 graph, batch_size=batch_size, iterations=iterations, seed=chosen.seed, **alike
             )
@@ -341,6 +432,8 @@ def choose(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedule
 
 
 def held_out_of(config: TrainConfig, graph: AttributionGraph) -> Selection:
+    from coowned.selection.held_out import select_held_out
+
     assert config.evaluation is not None
     bound = config.evaluation.contribution_bound
     return select_held_out(graph, contribution_bound=bound, seed=config.selection.seed)
@@ -367,8 +460,12 @@ def _prepare_files(
     plan: TrainingPlan, folder: RunFolder, graph: AttributionGraph, text: str, private_log: Mapping[str, int]
 ) -> None:
     folder.prepare("S.parquet", encode_selection(graph, plan.selected))
-    folder.prepare(graph_summary.NAME, graph_summary.GraphSummary.of(graph, plan.selected).to_json().encode())
     folder.prepare("config.toml", text.encode(), mode=0o644)
     folder.prepare_claim(plan.certificate, plan.guarantee, plan.mechanism, public=plan.public)
     log = {"covered_by_guarantee": False, "note": PRIVATE_LOG, **private_log}
     folder.prepare("private-log.json", (json.dumps(log, indent=2) + "\n").encode())
+
+
+def _prepare_held_out(folder: RunFolder, graph: AttributionGraph, held_out: Selection) -> None:
+    folder.prepare("held-out.parquet", encode_selection(graph, held_out))
+    folder.prepare("held-out-certificate.json", (certify(graph, held_out).to_json() + "\n").encode())

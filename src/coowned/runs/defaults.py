@@ -1,4 +1,4 @@
-"""Chooses what a configuration leaves out, from the graph and public numbers alone, and says why."""
+"""Defaults for the omitted keys of a configuration, chosen from the graph and public numbers alone, with reasons."""
 
 import dataclasses
 import math
@@ -7,9 +7,8 @@ from typing import Any
 
 from coowned import codec
 from coowned.accounting.choices import Choice
-from coowned.accounting.planning import DEFAULT_SELECTORS, plan
+from coowned.accounting.planning import DEFAULT_SELECTORS, budget_for, plan, training_sizes
 from coowned.accounting.signal_to_noise import felt_parameters
-from coowned.accounting.training_sizes import budget_for, training_sizes
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import ConfigError
 from coowned.mechanism.registry import mechanism_class, training_kind_for
@@ -20,16 +19,15 @@ from coowned.selection.registry import selector_class
 from coowned.selection.selector import Schedule, Selection
 
 CLIP_NORM = 0.25
+DECAY = "cosine"
 _USUAL_CLIP_NORM = 1.0
 _TRAVEL = 3.0  # of a linear model's coefficient: learning rate times the root of the number of steps
 _LONGEST_STEP = 1.0  # of all parameters of another model together
-_HEADER = "# Chosen from the graph and public numbers alone:\n"
-_MARK = "# - "
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelSizes:
-    """How large a model is: public numbers.
+    """The size of a model: public numbers.
 
     Attributes:
       num_parameters: without frozen ones.
@@ -55,7 +53,7 @@ def completed(
     select: Callable[[TrainConfig], Selection | Schedule],
     progress: Progress | None = None,
 ) -> TrainConfig:
-    """Returns the configuration with a value for everything that it leaves out, and the reasons in its text.
+    """Returns the configuration with a value for every omitted key, and the reasons as comments.
 
     Guarantees:
       - What is given is kept; a configuration that leaves nothing out is returned as it is.   (test_given_values_stay)
@@ -72,23 +70,12 @@ def completed(
         return config
     choosing = _Choosing(config=config, graph=graph, sizes=sizes(), select=select, progress=progress)
     chosen, reasons = choosing.everything()
-    return config.with_keys(chosen, _HEADER + "".join(f"{_MARK}{reason}\n" for reason in reasons))
-
-
-def reasons_in(text: str) -> tuple[str, ...]:
-    """Returns the reasons that `completed` wrote into the text of a configuration; () where nothing was left out.
-
-    >>> reasons_in(_HEADER + "# - [mechanism] clip_norm = 0.5: because.")
-    ('[mechanism] clip_norm = 0.5: because.',)
-    """
-    _, found, after = text.partition(_HEADER)
-    lines = after.splitlines() if found else []
-    return tuple(line.removeprefix(_MARK) for line in lines if line.startswith(_MARK))
+    return config.with_keys(chosen, reasons)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Choosing:
-    """Arguments of `completed`."""
+    """The choice of all omitted keys; its fields are the arguments of `completed`."""
 
     config: TrainConfig
     graph: AttributionGraph
@@ -97,7 +84,7 @@ class _Choosing:
     progress: Progress | None
 
     def everything(self) -> tuple[dict[str, dict[str, Any]], list[str]]:
-        """Returns what is chosen, by section and key, and why."""
+        """Returns the chosen values by section and key, and the reasons."""
         left_out = self.config.left_out
         chosen: dict[str, dict[str, Any]] = {}
         reasons = []
@@ -171,7 +158,7 @@ class _Choosing:
         raise ConfigError(f"[selection] nothing that could be trained on was found: {' '.join(found.notes())}")
 
     def _size(self, kind: str) -> int:
-        """Returns the size of the S that the configuration says."""
+        """Returns the size of S for the selector that the configuration names."""
         if kind != "dp-sgd":
             missing = "batch_size" if self.config.mechanism.batch_size is None else "iterations"
             raise ConfigError(f'[mechanism] needs the key {missing!r}: it is chosen for kind = "dp-sgd" only')
@@ -196,7 +183,7 @@ class _Choosing:
                 f"a step moves all {self.sizes.num_parameters:,} parameters together by about {_LONGEST_STEP:g} at most"
             )
         rounded = float(f"{rate:.2g}")
-        chosen = {"name": USUAL_OPTIMIZER, "learning_rate": rounded, "decay": "cosine", "average": "none"}
+        chosen = {"name": USUAL_OPTIMIZER, "learning_rate": rounded, "decay": DECAY, "average": "none"}
         chosen = {key: value for key, value in chosen.items() if key in self.config.left_out["optimizer"]}
         words = ", ".join(filter(None, codec.encode_toml({"optimizer": chosen}).splitlines()[1:]))
         return chosen, f"[optimizer] {words}: {why}; it falls to 0, so that noise matters less towards the end."

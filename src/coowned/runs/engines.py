@@ -1,4 +1,4 @@
-"""The processes of a run over `jax.distributed` or `torch.distributed`, found by the variables that starters set.
+"""Worker processes connected by `jax.distributed` or `torch.distributed`, found from environment variables.
 
 torchrun and Kubernetes' operators set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; SLURM sets SLURM_PROCID and
 SLURM_NTASKS, and the first two are then read from these.
@@ -26,7 +26,7 @@ _LOST = (
 
 
 class Place(NamedTuple):
-    """One process of several, and where worker 0 listens."""
+    """One process of several, and the address of worker 0."""
 
     rank: int
     count: int
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Place | None":
-        """Reads it from the environment; None for a process alone.
+        """Reads the place from the environment; None for a single process.
 
         >>> Place.of({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29500"})
         Place(rank=1, count=2, address='10.0.0.7', port=29500)
@@ -72,7 +72,7 @@ class Place(NamedTuple):
 
 
 def workers_from(environment: Mapping[str, str], *, patience: float = PATIENCE) -> Workers:
-    """Joins the other processes that the environment names; a process alone where it names none.
+    """Joins the other processes that the environment names; returns a single process if it names none.
 
     Through `torch.distributed` where torchrun started them, otherwise through `jax.distributed`.
 
@@ -87,7 +87,7 @@ def workers_from(environment: Mapping[str, str], *, patience: float = PATIENCE) 
 
 
 class Engine:
-    """What the two engines share: the place, and what becomes of a sum that does not end.
+    """The parts that both engines share: the place, and the timeout of a sum.
 
     Guarantees:
       - A worker that dies, or is silent for `patience` seconds, ends the run on all others with WorkerLostError.
@@ -100,7 +100,7 @@ class Engine:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="coowned-sum")
 
     def sum(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The sum over workers."""
+        """Sums over workers."""
         return self._answer(lambda: self._sum(np.ascontiguousarray(numbers, np.int64)), _LOST)
 
     def _sum(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -116,7 +116,7 @@ class Engine:
 
 
 class JaxWorkers(Engine):
-    """Workers that `jax.distributed` connects: by gloo on processors, by the accelerators' own way elsewhere."""
+    """Workers connected by `jax.distributed`: with gloo on CPUs, and natively on accelerators."""
 
     def __init__(self, place: Place, patience: float = PATIENCE):
         import jax
@@ -142,12 +142,12 @@ class JaxWorkers(Engine):
             split, whole = (NamedSharding(mesh, PartitionSpec(*names)) for names in (("worker",), ()))
             return split, jax.jit(lambda rows: rows.sum(axis=0), out_shardings=whole)
 
-        with _quietly():  # in this thread, which tells of errors, however long the other takes
+        with _quietly():  # in this thread, which reports errors, however long the other takes
             self._split, self._add = self._answer(connect, place.unreached)
             self._answer(self._leave_service, place.unreached)
 
     def _leave_service(self) -> None:
-        """Ends what has brought workers together: it would abort those whose neighbour ends, in the middle of anything.
+        """Ends the coordination service, which would abort a worker in the middle of anything when another one ends.
 
         A first sum connects them directly.
         """
@@ -167,7 +167,7 @@ class JaxWorkers(Engine):
 
 
 class TorchWorkers(Engine):
-    """Workers that `torch.distributed` connects, by gloo; a group that exists, of NCCL say, is used as it is."""
+    """Workers connected by `torch.distributed` with gloo; an existing group, of NCCL say, is used as it is."""
 
     def __init__(self, place: Place, patience: float = PATIENCE):
         import torch.distributed as distributed  # pyright: ignore[reportMissingImports]
@@ -197,7 +197,7 @@ class TorchWorkers(Engine):
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Standard output is the command's own: what gloo prints there goes nowhere. Standard error stays as it is."""
+    """Discards standard output, to which gloo prints, since it is the command's own; standard error stays as it is."""
     sys.stdout.flush()
     kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:

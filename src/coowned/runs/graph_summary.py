@@ -8,14 +8,16 @@ import numpy.typing as npt
 
 from coowned import codec
 from coowned.attribution.graph import AttributionGraph
-from coowned.attribution.statistics import histogram
+from coowned.attribution.statistics import class_name, histogram
+from coowned.certificate import ContributionCertificate
 from coowned.selection.selector import Schedule, Selection
 
 NAME = "graph.json"
+_UNLIKE = 0.25  # a share of S that is worth a warning: a rule of thumb
 
 
 class CountClass(NamedTuple):
-    """How many examples or users have a count in one class."""
+    """The number of examples or users whose count is in one class."""
 
     begin: int  # smallest count of the class
     before: int
@@ -27,6 +29,8 @@ class GraphSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     Guarantees:
       - Every count equals a plain recount.   (test_counts_equal_a_plain_recount)
+      - `distance` is 0 where S is like the data and 1 where they have nothing in common; beyond a quarter it is warned
+        of.   (test_an_s_unlike_the_data_is_warned_of)
 
     Attributes:
       num_users_left: users in at least one copy.
@@ -58,6 +62,40 @@ class GraphSummary(msgspec.Struct, frozen=True, kw_only=True):
             users_per_example=_classes(per_example, np.repeat(per_example, copies)),
             examples_per_user=_classes(graph.examples_per_user, per_user),
         )
+
+    def agrees_with(self, certificate: ContributionCertificate) -> bool:
+        """Returns whether examples, users and copies are as many as in a certificate."""
+        counted = self.num_examples, self.num_users, self.num_users_left, self._num_copies
+        left = sum(certificate.copies_per_user[1:])
+        return counted == (certificate.num_examples, certificate.num_users, left, certificate.size)
+
+    @property
+    def distance(self) -> float:
+        """The total variation distance between copies and examples by number of users: the share of S to exchange."""
+        return sum(max(0.0, gain) for gain in self._gains().values())
+
+    def warning(self) -> str | None:
+        """Returns a warning if S is unlike the data, whose other examples results may then not apply to; else None."""
+        if self.distance <= _UNLIKE:
+            return None
+        gains = self._gains()
+        most = max(self.users_per_example, key=lambda counts: gains[counts.begin])
+        users = f"{class_name(most.begin)} user{'' if most.begin == 1 else 's'}"
+        before, after = (most.before / self.num_examples, most.after / self._num_copies)
+        return (
+            f"S is not like the data: {after:.0%} of its copies have {users}, but {before:.0%} of the examples do. "
+            "What the model learns may hold of such examples alone. A larger contribution bound, or leaving out users "
+            "who are not people (--unprotected FILE), brings S closer to the data."
+        )
+
+    @property
+    def _num_copies(self) -> int:
+        return sum(counts.after for counts in self.users_per_example)
+
+    def _gains(self) -> dict[int, float]:
+        """By class of `users_per_example`: its share of the copies, less that of the examples."""
+        copies, examples = max(1, self._num_copies), max(1, self.num_examples)
+        return {begin: after / copies - before / examples for begin, before, after in self.users_per_example}
 
     def to_json(self) -> str:
         return codec.encode_json(self, indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""The short forms of `fit`: keywords that stand for one key of a section, and those that have moved into its group."""
+"""Keywords of `fit` outside its groups: short forms of one key of a section, and deprecated ones."""
 
 import dataclasses
 import sys
@@ -13,7 +13,7 @@ from coowned.training.progress import OnMetrics
 
 
 class FitKeywords(TypedDict, total=False):
-    """Keywords of `fit` beside its groups: short forms of keys that are often given, and what it is told.
+    """Keywords of `fit` beside its groups: short forms of frequent keys, and callbacks.
 
     A key that is to be given in short is declared here, and in `_SHORT` with its section.
     """
@@ -53,7 +53,7 @@ _NO_KEYS = ("selection_seed", "processes", "progress", "on_metrics")
 
 
 def sections_of(groups: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the sections that groups and keywords of `fit` describe, as plain values; None is not given.
+    """Returns the sections that groups and keywords of `fit` describe, as plain values; None means not given.
 
     Guarantees:
       - A key that is given twice, differently, is refused.   (test_what_is_given_twice_is_refused)
@@ -81,7 +81,7 @@ def sections_of(groups: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[
 
 
 def _keys(name: str, kind: type, group: Any) -> dict[str, Any]:
-    """Returns the keys of a group that are not the default."""
+    """Returns the keys of a group that differ from the default."""
     if group is None:
         return {}
     if isinstance(group, str) and name in _WORDS:
@@ -94,7 +94,7 @@ def _keys(name: str, kind: type, group: Any) -> dict[str, Any]:
 
 
 def _moved_to(name: str) -> str:
-    """Returns the group that a keyword of earlier releases is now a key of, and warns of it."""
+    """Returns the group that a keyword of earlier releases has moved to, and warns of it."""
     for section, kind in GROUPS.items():
         if name in {field.name for field in dataclasses.fields(kind)}:
             warnings.warn(
@@ -109,7 +109,7 @@ def _moved_to(name: str) -> str:
 
 
 def _stack_level() -> int:
-    """Returns how far outside of this package the caller is, as `warnings.warn` counts from the caller of this."""
+    """Returns the `stacklevel` for `warnings.warn` that points outside of this package."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "coowned":
         frame, level = frame.f_back, level + 1

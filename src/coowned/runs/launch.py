@@ -1,7 +1,10 @@
-"""Starts the processes of a run on this machine and waits for them."""
+"""Starts the processes of a run on this machine, sends them what is in memory, and waits for them."""
 
 import contextlib
+import functools
+import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -9,9 +12,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
 
-from coowned import threads
-from coowned.errors import InputError, WorkerLostError
+from coowned import errors, threads
+from coowned.errors import CoownedError, InputError, WorkerLostError
+from coowned.progress import Progress
+from coowned.runs.engines import workers_from
+from coowned.training.progress import OnMetrics
+from coowned.training.workers import Workers
 
 GRACE = 30.0  # seconds in which workers end by themselves once one has
 _WAIT = 0.05
@@ -83,7 +91,7 @@ def launch(
 
 
 def _first_failed(started: list[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
-    """(worker, exit code) of the first that failed, or of one that says more than that another was lost."""
+    """Returns (worker, exit code) of the first that failed by itself, not only because another was lost."""
     failed: dict[int, int] = {}
     last = None
     while any(process.poll() is None for process in started):
@@ -114,15 +122,111 @@ def _end(started: list[subprocess.Popen[bytes]]) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
+    """Returns a port of this machine that is not in use now."""
     with socket.socket() as opened:
         opened.bind(("127.0.0.1", 0))
         return opened.getsockname()[1]
 
 
 def _parts_of_cores(processes: int) -> list[list[int]]:
-    """The cores of each process; none where there are too few, or none can be named."""
+    """Divides the cores among the processes; empty if there are too few, or if affinity is unsupported."""
     if not hasattr(os, "sched_setaffinity") or threads.cores() < processes:
         return []
     cores = sorted(os.sched_getaffinity(0))
     return [cores[rank::processes] for rank in range(processes)]
+
+
+_START = "from coowned.runs.launch import serve; serve()"
+
+
+class Told(NamedTuple):
+    """The callbacks of a run."""
+
+    progress: Progress | None
+    announce: Callable[[str], None]
+    advise: Callable[[str], object]
+    on_metrics: OnMetrics | None
+
+
+class Work(Protocol):
+    """A training task that can be pickled."""
+
+    def train(self, workers: Workers, told: Told) -> None:
+        """Trains as one of the workers."""
+        ...
+
+
+def train_in_processes(work: Work, processes: int, told: Told) -> None:
+    """Trains in new processes; an error of worker 0 is raised here as the same error."""
+    try:
+        content = pickle.dumps((sys.path, pickle.dumps(work)))
+    except Exception as error:  # pickle raises various kinds
+        raise InputError(f"processes: this cannot be sent to other processes ({error}); {_REMEDY}") from error
+    failed: list[tuple[str, str]] = []
+
+    def hear(line: str) -> None:
+        kind, value = json.loads(line)
+        match kind:
+            case "progress" if told.progress is not None:
+                told.progress(*value)
+            case "announce":
+                told.announce(value)
+            case "advise":
+                told.advise(value)
+            case "metrics" if told.on_metrics is not None:
+                told.on_metrics(value)
+            case "error":
+                failed.append(value)
+
+    code = launch([sys.executable, "-c", _START], processes, send=content, told=hear)
+    if failed:
+        _raise(*failed[0])
+    if code:
+        raise WorkerLostError("a process of this training has failed; its last line is above")
+
+
+_REMEDY = (
+    "define functions and classes in a module of their own, not in a script or notebook, or train with processes=1"
+)
+
+
+def _raise(kind: str, message: str) -> NoReturn:
+    found = getattr(errors, kind, None)
+    if kind == "OSError":
+        raise OSError(message)
+    try:
+        error = (found or CoownedError)(message)
+    except TypeError:  # it needs more than a message
+        error = CoownedError(message)
+    raise error
+
+
+def serve() -> NoReturn:
+    """Trains, in a process of its own, the work read from standard input; ends the process."""
+    with os.fdopen(os.dup(1), "w", buffering=1) as out:
+        os.dup2(2, 1)  # whatever else is printed
+
+        def say(kind: str, value: Any) -> None:
+            out.write(json.dumps([kind, value]) + "\n")
+
+        code = 0
+        try:
+            _train(sys.stdin.buffer.read(), say)
+        except (CoownedError, OSError) as error:
+            kind = "OSError" if isinstance(error, OSError) else type(error).__name__
+            say("error", [kind, str(error)])
+            sys.stderr.write(f"{error}\n")
+            code = 3 if isinstance(error, WorkerLostError | OSError) else 2
+    sys.stderr.flush()
+    os._exit(code)  # threads may still wait for another worker
+
+
+def _train(content: bytes, say: Any) -> None:
+    workers = workers_from(os.environ)
+    try:
+        sys.path[:], sent = pickle.loads(content)
+        work = pickle.loads(sent)  # its modules are found by that path
+    except Exception as error:
+        raise InputError(f"processes: this cannot be read in another process ({error}); {_REMEDY}") from error
+    announce, advise, metrics = (functools.partial(say, kind) for kind in ("announce", "advise", "metrics"))
+    work.train(workers, Told(lambda done, text: say("progress", [done, text]), announce, advise, metrics))

@@ -1,15 +1,17 @@
-"""The ledger beside the runs: what all runs on one attribution graph promise together, said to whoever trains again."""
+"""The ledger beside the runs: the joint privacy cost of all runs on one attribution graph."""
 
+import logging
 import os
 from pathlib import Path
 
 import msgspec
 
 from coowned import codec
-from coowned.accounting.guarantee import PrivacyGuarantee, compose
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_up
 from coowned.errors import CoownedError
 
+_LOG = logging.getLogger(__name__)
 NAME = "coowned-ledger.jsonl"
 
 
@@ -17,38 +19,39 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a ledger."""
 
     graph_digest: str
-    run: str  # its folder when it ended
+    run: str  # its folder when it began
     guarantee: str
 
 
-def ledger_of(folder: str | os.PathLike[str]) -> Path:
-    """Returns the ledger next to a run's folder."""
-    return Path(os.path.abspath(folder)).parent / NAME
+def enter(ledger: str | os.PathLike[str], folder: str | os.PathLike[str], claim: PrivacyGuarantee) -> None:
+    """Adds a run that begins to a ledger, and logs a warning with the joint guarantee of all its runs on one graph.
 
-
-def enter(ledger: str | os.PathLike[str], folder: str | os.PathLike[str], claim: PrivacyGuarantee) -> str | None:
-    """Adds a finished run to a ledger, and says what all runs in it on the same graph promise together.
+    The first run on a graph has no warning, nor do test runs, which promise nothing and are not entered.
 
     Guarantees:
       - Earlier runs count also when their folders are gone.   (test_runs_of_one_graph_count_together)
       - Runs on other graphs do not count, nor one run twice.   (test_other_graphs_do_not_count)
       - A ledger that cannot be kept is a warning, never an error.   (test_a_broken_ledger_is_a_warning)
 
-    Returns:
-      One sentence to warn with; None for the first run on a graph, and for test runs, which promise nothing.
+    Args:
+      ledger: its file; a relative one is in the folder next to the run's.
+      folder: of the run.
+      claim: of the run, or of the whole tuning that it is part of.
     """
     if claim.test_run:
-        return None
-    file = Path(ledger)
+        return
+    file = Path(os.path.abspath(folder)).parent / ledger
     try:
         claims = _entered(file, folder, claim)
-    except (CoownedError, OSError) as error:  # the run is finished all the same
-        return f"warning: {file}: the ledger could not be kept ({error})"
-    return None if len(claims) == 1 else _together(claims, claim, file)
+    except (CoownedError, OSError) as error:  # the run can be trained all the same
+        _LOG.warning(f"warning: {file}: the ledger could not be kept ({error})")
+        return
+    if len(claims) > 1:
+        _LOG.warning(_together(claims, claim, file))
 
 
 def _entered(file: Path, folder: str | os.PathLike[str], claim: PrivacyGuarantee) -> list[PrivacyGuarantee]:
-    """Returns the claims of all runs on this one's graph, this one included, which is added where it is missing."""
+    """Returns the claims of all runs on this one's graph, including this one, which is added if missing."""
     digest = claim.certificate.graph_digest
     stored = [PrivacyGuarantee.from_json(entry.guarantee) for entry in _read(file) if entry.graph_digest == digest]
     claims = {run.run_id: run for run in stored}
@@ -61,12 +64,14 @@ def _entered(file: Path, folder: str | os.PathLike[str], claim: PrivacyGuarantee
 
 
 def _together(claims: list[PrivacyGuarantee], last: PrivacyGuarantee, file: Path) -> str:
-    said = f"warning: {len(claims)} runs on this attribution graph are in {file}; together "
+    from coowned.accounting.composed_guarantee import compose
+
+    said = f"warning: with this one, {len(claims)} runs on this attribution graph are in {file}; together they promise "
     try:
         total = compose(claims, delta=last.delta, allow_large_delta=True)
         said += f"epsilon {rounded_up(total.epsilon)} ({last.terms()})"
     except CoownedError as error:
-        said += f"they promise less than any of them alone ({error})"
+        said += f"less than any of them alone ({error})"
     return (
         f"{said}. Choosing among them is covered only by what they promise together; `coowned tune` (co.tune) tries "
         "settings at one epsilon that is fixed in advance"

@@ -1,4 +1,4 @@
-"""The files of a run folder, and the content of run.json and audit.json."""
+"""The files of a run folder, and the schemas of run.json and audit.json."""
 
 import re
 from pathlib import Path
@@ -8,6 +8,7 @@ import msgspec
 
 from coowned import codec
 
+COVERED = "covered.json"
 FILES = (
     "config.toml",  # the configuration as it was given
     "certificate.json",  # the recount of what was selected
@@ -15,7 +16,7 @@ FILES = (
     "S.parquet",  # what was selected
     "held-out.parquet",  # what a covered evaluation counts on
     "held-out-certificate.json",  # its recount
-    "covered.json",  # the figures of a covered evaluation: part of the claim
+    COVERED,  # the figures of a covered evaluation: part of the claim
     "graph.json",  # counts of the graph before and after selection
     "run.json",  # what the run is: its plan, digests of data, code and files, and whether it has ended
     "run-key.json",  # the secret, readable by its owner alone; destroyed when the run has ended
@@ -36,12 +37,12 @@ Kind = TypeVar("Kind")
 
 
 def is_run_file(name: str) -> bool:
-    """Whether a run writes files of this name."""
+    """Returns whether a run writes files of this name."""
     return name in FILES or _MEMBER.fullmatch(name) is not None
 
 
 def read_json(kind: type[Kind], file: Path, *, remedy: str) -> Kind | None:
-    """The content of a file; None where there is none."""
+    """Reads a file; returns None if it does not exist."""
     try:
         content = file.read_bytes()
     except FileNotFoundError:
@@ -83,11 +84,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, folder: Path) -> "RunRecord | None":
-        """The record in a folder; None where there is none."""
+        """Reads the record in a folder; returns None if there is none."""
         return read_json(cls, folder / "run.json", remedy="use another folder for the run")
 
     def as_stored(self) -> "RunRecord":
-        """As it is read back: tuples as lists."""
+        """Returns the record as it is read back, with tuples as lists."""
         return codec.decode_json(RunRecord, self.to_json(), name="run.json")
 
     def to_json(self) -> bytes:
@@ -95,7 +96,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of audit.json; entries of the plan's audit are empty where there was only one with canaries.
+    """The content of audit.json; entries of the plan's audit are empty after an audit with canaries only.
 
     Attributes:
       audits_run: how often the plan was audited.

@@ -1,4 +1,4 @@
-"""The run folder while a run lasts: its record, its secret key and its checkpoints."""
+"""The run folder during a run: its record, its secret key and its checkpoints."""
 
 import contextlib
 import fcntl
@@ -19,12 +19,14 @@ import numpy.typing as npt
 
 import coowned
 from coowned.accounting import claim_file
-from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.exact.keys import RunKey
 from coowned.files import check_parent, check_writable, refusing_unwritable, sync_folder, write_file
 from coowned.mechanism.mechanism import Mechanism
+from coowned.runs.ledger import NAME as LEDGER
+from coowned.runs.ledger import enter
 from coowned.runs.records import FILES, RunRecord, is_run_file
 from coowned.training.checkpoint import Checkpoint
 from coowned.training.workers import ALONE, Workers, send
@@ -68,12 +70,16 @@ class RunFolder:
       - Other data, plan, model, code, devices or key than at first are refused.   (test_changed_run_is_refused)
       - A run that has ended is refused.                                              (test_finished_run_is_refused)
       - Two processes cannot train in one folder.                                     (test_two_processes_are_refused)
+      - A run is in the ledger before its first step, but for the runs of a tuning, which is there as a whole.
+        (test_a_run_is_in_the_ledger_before_it_trains, test_a_tuning_is_in_the_ledger_once)
     What it is not: proof against whoever can read the disk while the run lasts; overwriting a key before removing it is
     all that can be done from here, and some disks keep old blocks.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, workers: Workers = ALONE):
+    def __init__(self, path: str | os.PathLike[str], *, workers: Workers = ALONE, ledger: str | None = LEDGER):
         self.path, self.workers = Path(path), workers
+        self._ledger = ledger
+        self._claim: PrivacyGuarantee | None = None
         self._record = RunRecord(state="preparing")
         self._key: RunKey | None = None
         self._prepared: dict[str, tuple[bytes, int]] = {}
@@ -81,11 +87,14 @@ class RunFolder:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, path: str | os.PathLike[str], *, workers: Workers = ALONE) -> Iterator["RunFolder"]:
-        """Makes the folder or opens an earlier one, and keeps other processes out until the end.
+    def open(
+        cls, path: str | os.PathLike[str], *, workers: Workers = ALONE, ledger: str | None = LEDGER
+    ) -> Iterator["RunFolder"]:
+        """Creates or opens the folder, and locks it against other processes until the end.
 
         A folder that it made, and in which no run has begun, is removed again. Of several workers only worker 0 has the
-        folder; what others get writes nothing.
+        folder; what others get writes nothing. The run is entered into `ledger`, a file that is relative to the folder
+        next to it; None for no ledger.
         """
         if workers.rank:
             yield AbsentFolder(path, workers=workers)
@@ -101,7 +110,7 @@ class RunFolder:
         else:
             raise InputError(f"{folder}: not a folder; choose another folder for the run")
         try:
-            with cls._locked(folder, workers) as opened:
+            with cls._locked(folder, workers, ledger) as opened:
                 yield opened
         finally:
             if is_new:
@@ -110,7 +119,7 @@ class RunFolder:
 
     @classmethod
     @contextlib.contextmanager
-    def _locked(cls, path: Path, workers: Workers) -> Iterator["RunFolder"]:
+    def _locked(cls, path: Path, workers: Workers, ledger: str | None) -> Iterator["RunFolder"]:
         foreign = sorted(name for name in os.listdir(path) if not name.startswith(".") and not is_run_file(name))
         if foreign:
             raise InputError(f"{path}: a folder with other files in it ({foreign[0]}); choose another one for the run")
@@ -120,7 +129,7 @@ class RunFolder:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
             except OSError:
                 raise InputError(f"{path}: another process is training there; wait, or choose another folder") from None
-            folder = cls(path, workers=workers)
+            folder = cls(path, workers=workers, ledger=ledger)
             folder._clear_unbegun()
             folder._refuse_files_of_others()
             yield folder
@@ -138,7 +147,7 @@ class RunFolder:
         return stored is not None and stored.state != "preparing"
 
     def refuse_if_finished(self) -> None:
-        """A model that has its epsilon must not be trained on: that is another run, with a guarantee of its own."""
+        """Raises an error for a finished run: further training would be another run, with a guarantee of its own."""
         if self.is_finished:
             self._destroy_secrets()  # where the process was killed just before
             raise InputError(
@@ -147,7 +156,7 @@ class RunFolder:
             )
 
     def run_key(self, seed: int | None = None) -> RunKey:
-        """The key of the run here, made at the first call, stored by `begin`: the system's, or a seed's for a test."""
+        """Returns the run's key, made at the first call and stored by `begin`: random, or from a test run's seed."""
         self.refuse_if_finished()
         first_call = self._key is None
         if self._key is None:
@@ -164,7 +173,7 @@ class RunFolder:
         return self._key
 
     def give_key(self, key: RunKey) -> None:
-        """Makes a run begin with this key, of a tuning, in place of one of its own; one that has begun must have it."""
+        """Sets the run's key to one derived by a tuning; a run that has begun must have the same."""
         self.refuse_if_finished()
         if self.is_begun and self._stored_key() != key:
             raise CertificateMismatchError(f"{self.path}: the run was started with a different key")
@@ -182,7 +191,7 @@ class RunFolder:
             raise InputError(f"{file}: not the key of a run, so it cannot be resumed; choose another folder") from None
 
     def begin(self, run: Mapping[str, Any]) -> Checkpoint | None:
-        """Starts the run, or returns the state that an earlier process left; refuses a different run.
+        """Starts the run, or returns the state of an earlier process; raises an error for a different run.
 
         Args:
           run: what a resumed run must agree in, as fields of `RunRecord`; code and platform are added here.
@@ -204,7 +213,7 @@ class RunFolder:
         return self._read_checkpoint()
 
     def prepare(self, name: str, content: bytes, *, mode: int = 0o600) -> None:
-        """Keeps a file that the run begins with, in memory, until `begin` writes it."""
+        """Holds a file of the run in memory until `begin` writes it."""
         self._prepared[name] = (content, mode)
 
     def prepare_claim(
@@ -215,7 +224,8 @@ class RunFolder:
         *,
         public: bool = False,
     ) -> None:
-        """Prepares guarantee.json, which anyone may read, and certificate.json, which holds statistics of the graph."""
+        """Prepares guarantee.json, which is public, and certificate.json, which holds statistics of the graph."""
+        self._claim = guarantee
         self.prepare("certificate.json", (certificate.to_json() + "\n").encode())
         self.prepare(claim_file.NAME, claim_file.write_claim(guarantee, mechanism, public=public).encode(), mode=0o644)
 
@@ -229,6 +239,9 @@ class RunFolder:
             self._write_record("preparing", digests)
             for name, (content, mode) in files.items():
                 self.write(name, content, mode=mode)
+            # A process that ends in between leaves an entry too many, never one too few.
+            if self._ledger is not None and self._claim is not None and self._claim.tuning is None:
+                enter(self._ledger, self.path, self._claim)
             self._write_record("training", self._files)
         except BaseException:
             self._clear_unbegun()
@@ -236,23 +249,23 @@ class RunFolder:
         self._prepared.clear()
 
     def _clear_unbegun(self) -> None:
-        """Removes what a process wrote that ended while it began a run; what has become another file since stays."""
+        """Removes the files of a process that ended while starting a run, unless they were changed since."""
         stored = RunRecord.read(self.path)
         if stored is None or stored.state != "preparing":
             return
         for name, digest in stored.files.items():
             file, half = self.path / name, self._half(name)
             if file.is_file() and not file.is_symlink() and hashlib.sha256(file.read_bytes()).hexdigest() == digest:
-                os.replace(file, half)  # so that a kill in between leaves nothing that could be somebody's
+                os.replace(file, half)  # so that a kill in between leaves no file that could be another's
             overwrite_and_remove(half)
         (self.path / "run.json").unlink()
         sync_folder(self.path)
 
     def _refuse_files_of_others(self) -> None:
-        """Before a run begins: whatever has the name of a run's file is not this run's."""
+        """Raises an error if a file with the name of a run's file exists before the run begins."""
         if self.is_begun:
             return
-        first = self._half("run.json").name  # what a kill leaves of the first file: nobody's work
+        first = self._half("run.json").name  # what a kill leaves of the first file: no work is lost
         found = sorted(name for name in os.listdir(self.path) if is_run_file(_written_as(name)) and name != first)
         if found:
             raise InputError(
@@ -287,13 +300,13 @@ class RunFolder:
         self.write("run.json", record.to_json())
 
     def write(self, name: str, content: bytes, *, mode: int = 0o600) -> None:
-        """Writes a file of the run, whole or not at all."""
+        """Writes a file of the run atomically."""
         write_file(self.path / name, content, mode=mode, temporary=self._half(name))
         if name not in _PASSING:
             self._files[name] = hashlib.sha256(content).hexdigest()
 
     def _half(self, name: str) -> Path:
-        """What a file is called while it is written: one name, so that what a kill leaves is overwritten next time."""
+        """Returns the temporary name of a file: a fixed one, so that a leftover of a kill is overwritten next time."""
         return self.path / f".{name}.part"
 
     def _read_checkpoint(self) -> Checkpoint | None:
@@ -325,7 +338,7 @@ class RunFolder:
 
 
 class AbsentFolder(RunFolder):
-    """What a worker other than worker 0 has in place of the run's folder: it writes nothing, the key least of all.
+    """The run folder of a worker other than worker 0: nothing is written, least of all the key.
 
     Guarantees:
       - Nothing is on the disk that this worker wrote.   (test_other_workers_write_nothing)
@@ -340,7 +353,7 @@ class AbsentFolder(RunFolder):
         return False
 
     def run_key(self, seed: int | None = None) -> RunKey:
-        """The key that worker 0 made or read."""
+        """Returns the key that worker 0 made or read."""
         if self._key is None:
             self._key = RunKey.from_json(send(self.workers, None).decode())
         return self._key
@@ -361,7 +374,7 @@ class AbsentFolder(RunFolder):
 
 
 def _serialize(arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
-    """Arrays as safetensors, with sorted metadata: the library's own order differs from one call to the next."""
+    """Serializes arrays as safetensors with sorted metadata, whose order the library varies between calls."""
     from safetensors.numpy import save
 
     content = save({key: np.array(array, order="C") for key, array in arrays.items()}, metadata=dict(metadata))
@@ -372,7 +385,7 @@ def _serialize(arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, st
 
 
 def overwrite_and_remove(file: Path) -> None:
-    """A key's bytes should not stay on the disk under no name."""
+    """Overwrites a key file before removing it, so that its bytes do not remain on the disk."""
     with contextlib.suppress(FileNotFoundError):
         with file.open("r+b") as opened:
             opened.write(secrets.token_bytes(file.stat().st_size))
@@ -382,12 +395,12 @@ def overwrite_and_remove(file: Path) -> None:
 
 
 def _written_as(name: str) -> str:
-    """The file that a half-written one would have been."""
+    """Returns the final name of a temporary file."""
     return name[1:].removesuffix(".part") if name.startswith(".") and name.endswith(".part") else name
 
 
 def machine() -> str:
-    """The kind of device, with the processor's name and a digest of its instructions and of XLA_FLAGS.
+    """Returns the kind of device, with the processor's name and a digest of its instructions and of XLA_FLAGS.
 
     Compilers choose by them, and another order of operations is another last digit.
 
@@ -405,7 +418,7 @@ def machine() -> str:
 
 @functools.cache
 def code_digest() -> str:
-    """Names the code that decides what a step computes: this package's files and the versions it runs on.
+    """Returns a digest of the code that decides what a step computes: this package and its dependencies' versions.
 
     >>> len(code_digest())
     64

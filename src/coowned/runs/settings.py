@@ -1,4 +1,4 @@
-"""The sections of a configuration, and the groups of arguments of `fit`: what a run is asked for."""
+"""The sections of a configuration, which are also the groups of arguments of `fit`."""
 
 import dataclasses
 import math
@@ -17,12 +17,17 @@ USUAL_OPTIMIZER = "adam"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataSettings(DataOptions):
-    """Where the data are, how to read them, and which shares of them train, validate and test."""
+    """The data source, how to read it, and the fractions for training, validation and test."""
 
     path: str | None = None  # of a run whose data were in memory
     splits: list[float] | None = None
+    shards: str | None = None  # a folder that `coowned select --shards` wrote, in place of the data
 
     def __post_init__(self) -> None:
+        if self.shards is not None:
+            others = [name for name, value in vars(self).items() if value and name not in ("shards", "splits")]
+            if others:
+                raise InputError(f"shards say what was read, and how; remove {', '.join(others)}")
         if self.path == "":
             raise InputError("path is empty; name a file or folder")
         validate.column_names(users=self.users)
@@ -30,16 +35,21 @@ class DataSettings(DataOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SelectionSettings:
-    """How S is chosen; `settings` are those of the selector. None for the best that a plan finds."""
+    """The selector of S, with its `settings`; None for the best one that a plan finds.
+
+    Attributes:
+      path: of an S that was chosen before, in place of a selector.
+    """
 
     selector: str | None
     seed: int
     settings: dict[str, Any]
+    path: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacySettings:
-    """What is promised; `epsilon = "none"` and `public = true` promise nothing.
+    """The promised privacy; `epsilon = "none"` and `public = true` promise nothing.
 
     Example:
       >>> PrivacySettings(noise_multiplier=1.0, delta=1e-6, adjacency="zero-out").is_private
@@ -84,7 +94,7 @@ class PrivacySettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MechanismSettings:
-    """How batches are drawn and noise is made.
+    """The sampling of batches and the noise.
 
     Attributes:
       kind: "dp-sgd", "dp-mf", "cyclic-dp-mf" or "random-allocation".
@@ -101,7 +111,7 @@ class MechanismSettings:
     min_separation: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind is not None:
+        if self.kind is not None and all(known.training_kind != self.kind for known in mechanisms()):
             validate.one_of(tuple(known.training_kind for known in mechanisms()), kind=self.kind)
         if self.batch_size is not None:
             validate.positive(batch_size=self.batch_size)
@@ -123,7 +133,7 @@ class MechanismSettings:
 
     @property
     def sizes(self) -> tuple[str, int, int]:
-        """Returns kind, batch size and iterations, which every run has."""
+        """Kind, batch size and iterations, which every run has."""
         found = (self.kind, self.batch_size, self.iterations)
         for key, value in zip(("kind", "batch_size", "iterations"), found, strict=True):
             if value is None:
@@ -133,7 +143,7 @@ class MechanismSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer(OptimizerOptions):
-    """Any optimizer of optax that needs only a learning rate, and what goes around it (`OptimizerOptions`).
+    """Any optimizer of optax that needs only a learning rate, with the options of `OptimizerOptions`.
 
     Attributes:
       name: in optax; "adam" by default.
@@ -156,7 +166,7 @@ class Optimizer(OptimizerOptions):
         filled.check_options(filled.name, filled.learning_rate)
 
     def filled(self, **chosen: Any) -> "Optimizer":
-        """Returns the settings with `chosen`, or else what is usual, wherever nothing was given."""
+        """Returns the settings with missing values taken from `chosen`, or else the usual ones."""
         usual = {"name": USUAL_OPTIMIZER, "decay": "constant", "average": "none"} | chosen
         values = {name: value for name, value in usual.items() if getattr(self, name) is None}
         # Checked already where nothing is left to fill in.
@@ -165,7 +175,7 @@ class Optimizer(OptimizerOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """How the run is carried out; a seed makes it a test run.
+    """Settings of how the run is carried out; a seed makes it a test run.
 
     Attributes:
       baseline: train the same model a second time, without privacy on the same batches, to compare evaluations with.
@@ -186,7 +196,7 @@ class RunSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportSettings:
-    """What the page of the run says about it; nothing else depends on these words."""
+    """Texts for the report of the run; nothing else depends on them."""
 
     name: str = ""
     purpose: str = ""

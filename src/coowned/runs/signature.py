@@ -32,7 +32,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def signing_key(file: Path) -> "Ed25519PrivateKey":
-    """Reads a private key; where there is none, creates it, and the public key beside it in FILE.pub.
+    """Reads a private key; creates it if there is none, with the public key beside it in FILE.pub.
 
     Guarantees:
       - A private key that others can read is refused.   (test_key_files_are_private)
@@ -92,7 +92,7 @@ def sign_run(folder: Path, key: "Ed25519PrivateKey") -> None:
 
 
 def verify_run(folder: Path, key: "Ed25519PublicKey") -> None:
-    """Refuses, with CertificateMismatchError, a run that the owner of this key did not sign, or that was changed since.
+    """Raises CertificateMismatchError for a run that the key's owner did not sign, or that was changed since.
 
     Guarantees:
       - A folder forged as a whole, with every digest made again, is refused.   (test_forged_runs_are_refused)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import coowned
 from coowned import codec
 from coowned.accounting import claim_file
-from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.signal_to_noise import SignalToNoise
 from coowned.accounting.statement import rounded_up
 from coowned.attribution.graph import AttributionGraph
@@ -23,18 +23,17 @@ from coowned.errors import CertificateMismatchError, CoownedError, InputError
 from coowned.files import write_file
 from coowned.mechanism.mechanism import Mechanism
 from coowned.runs import graph_summary
-from coowned.runs.config import TrainConfig
-from coowned.runs.defaults import reasons_in
+from coowned.runs.config import TrainConfig, reasons_in
 from coowned.runs.graph_summary import GraphSummary
-from coowned.runs.records import AuditRecord, RunRecord, read_json
+from coowned.runs.records import COVERED, AuditRecord, RunRecord, read_json
 from coowned.selection.selection_files import read_selection
 from coowned.selection.selector import Schedule, Selection
-from coowned.training import covered
-from coowned.training.covered import CoveredFigures
 from coowned.training.plan import RunPlan, claim_terms, plan_digest
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from coowned.training.covered import CoveredFigures
 
 MODEL_FILES = {
     "config.json": "the sizes of the model.",
@@ -48,7 +47,7 @@ MODEL_FILES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """A run folder, read and checked: the one reader of everything that `coowned train` writes.
+    """A run folder, read and checked: the only reader of everything that `coowned train` writes.
 
     Guarantees:
       - A file that is not what the run wrote is refused when it is read.
@@ -78,7 +77,7 @@ class StoredRun:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, finished: bool = True) -> Self:
-        """Reads a folder that `coowned train` or `fit` made; refuses one whose parts do not agree.
+        """Reads a folder that `coowned train` or `fit` made; raises an error if its parts do not agree.
 
         With `finished` it refuses a run that has not ended; otherwise the model is not looked at.
         """
@@ -106,14 +105,14 @@ class StoredRun:
         return run
 
     def statement(self) -> str:
-        """The privacy statement of the model."""
+        """Returns the privacy statement of the model."""
         if self.guarantee is None:
             return claim_file.absent_statement(public=self.public)
         return self.guarantee.statement(model=self.record.model)
 
     @property
     def claims(self) -> bool:
-        """Whether an epsilon may be said of this run."""
+        """Whether the run claims an epsilon."""
         return self.guarantee is not None and not self.guarantee.test_run
 
     @property
@@ -125,14 +124,14 @@ class StoredRun:
 
     @property
     def reason(self) -> str:
-        """Why there is no guarantee."""
+        """The reason why there is no guarantee."""
         if self.guarantee is not None:
             return "test run with a given seed"
         return "public data" if self.public else "trained without privacy"
 
     @property
     def headline(self) -> str:
-        """The claim in one line, with its unit, bound, delta and adjacency; or that there is none."""
+        """The claim in one line, with its unit, bound, delta and adjacency, or that there is none."""
         if not self.claims:
             return f"no guarantee ({self.reason})"
         text = f"epsilon {self.claim.shown_epsilon} ({self.claim.terms()})"
@@ -142,12 +141,12 @@ class StoredRun:
 
     @property
     def plan(self) -> RunPlan:
-        """Every choice of the run."""
+        """The settings of the run."""
         plan = RunPlan.from_description(self.record.plan, self.certificate, self.mechanism, self.guarantee)
         return dataclasses.replace(plan, reasons=self.reasons)
 
     @functools.cached_property
-    def covered(self) -> CoveredFigures | None:
+    def covered(self) -> "CoveredFigures | None":
         """Figures of the covered evaluation, part of the claim: they may be published. None without one.
 
         Guarantees:
@@ -156,22 +155,24 @@ class StoredRun:
         """
         release = None if self.guarantee is None else self.guarantee.evaluation
         if self.guarantee is None or release is None:
-            if covered.NAME in self.record.files:
+            if COVERED in self.record.files:
                 raise CertificateMismatchError(
-                    f"{self.path / covered.NAME}: the claim has no covered evaluation; restore the original files"
+                    f"{self.path / COVERED}: the claim has no covered evaluation; restore the original files"
                 )
             return None
+        from coowned.training.covered import CoveredFigures
+
         release.check_certificate(self._held_out_certificate())
         run_id = self.guarantee.run_id
         return _parsed(
             self.path,
             self.record,
-            covered.NAME,
+            COVERED,
             lambda text: CoveredFigures.from_json(text, release=release, run_id=run_id),
         )
 
     def held_out(self, graph: AttributionGraph) -> Selection:
-        """What a covered evaluation counts on, from the test split's graph."""
+        """Returns the selection that a covered evaluation counts on, from the test split's graph."""
         _checked(self.path, self.record, "held-out.parquet")
         found = read_selection(self.path / "held-out.parquet", graph)
         assert isinstance(found, Selection)
@@ -183,12 +184,12 @@ class StoredRun:
         return _parsed(self.path, self.record, name, ContributionCertificate.from_json)
 
     def model_files(self) -> dict[str, bytes]:
-        """What stands beside model.safetensors and is needed to use it, by name; a file that was changed is refused."""
+        """Returns the files needed to use model.safetensors, by name; raises an error for a changed one."""
         return {name: _checked(self.path, self.record, name) for name in MODEL_FILES if name in self.record.files}
 
     @property
     def signal_to_noise(self) -> SignalToNoise | None:
-        """Of its mean gradient, from public numbers; None without noise."""
+        """The signal-to-noise ratio of the mean gradient, from public numbers; None without noise."""
         if self.guarantee is None or not self.record.num_parameters or self.mechanism.batch_size is None:
             return None
         noise = self.guarantee.noise_multiplier
@@ -205,7 +206,7 @@ class StoredRun:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What was chosen because the configuration left it out, and why, one sentence for each; () where nothing was.
+        """One sentence for each omitted key of the configuration: what was chosen, and why; () if there were none.
 
         Guarantees:
           - They are those that the run was made with, after it was resumed too.   (test_defaults_are_explained)
@@ -213,16 +214,16 @@ class StoredRun:
         return reasons_in(self.config_text)
 
     def config(self, folder: str | os.PathLike[str]) -> TrainConfig:
-        """The configuration; its relative paths are relative to `folder`."""
+        """Returns the configuration; its relative paths are relative to `folder`."""
         return TrainConfig.from_toml(self.config_text, folder=folder, name=str(self.path / "config.toml"))
 
     def selection(self, graph: AttributionGraph) -> Selection | Schedule:
-        """What was selected from the train split's graph."""
+        """Returns what was selected from the train split's graph."""
         _checked(self.path, self.record, "S.parquet")
         return read_selection(self.path / "S.parquet", graph)
 
     def graph_summary(self) -> GraphSummary:
-        """Counts of the graph before and after selection; InputError if the run stored none."""
+        """Returns counts of the graph before and after selection; InputError if the run stored none."""
         if graph_summary.NAME not in self.record.files:
             raise InputError("this run was written by a version that stored no counts of the graph")
         return _parsed(
@@ -233,18 +234,18 @@ class StoredRun:
         )
 
     def private_log(self) -> dict[str, Any] | None:
-        """Counts of what the examples hold: not covered by the guarantee."""
+        """Returns counts of what the examples hold: not covered by the guarantee."""
         if not (self.path / "private-log.json").exists():
             return None
         content = _checked(self.path, self.record, "private-log.json")
         return codec.decode_json(dict[str, Any], content, name=str(self.path / "private-log.json"))
 
     def metrics(self) -> "pl.DataFrame | None":
-        """Training curves: not covered by the guarantee."""
+        """Returns the training curves: not covered by the guarantee."""
         return self._private_table("metrics.parquet")
 
     def evaluations(self) -> "dict[str, pl.DataFrame]":
-        """By split, validation and test: not covered by the guarantee."""
+        """Returns the evaluations by split, validation and test: not covered by the guarantee."""
         found = {name: self._private_table(f"{name}.parquet") for name in ("validation", "test")}
         return {name: table for name, table in found.items() if table is not None}
 
@@ -252,31 +253,31 @@ class StoredRun:
         return _table(self.path, self.record, name) if (self.path / name).exists() else None
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The model's parameters."""
+        """Returns the model's parameters."""
         from safetensors.numpy import load
 
         return load(_checked(self.path, self.record, "model.safetensors"))
 
     def audit(self) -> AuditRecord | None:
-        """What audits have found; None before the first."""
+        """Returns the findings of audits; None before the first."""
         return read_json(AuditRecord, self.path / "audit.json", remedy="audit again or remove it")
 
     def write_audit(self, found: AuditRecord) -> None:
-        """Writes audit.json; what canaries found was learned from the data, and is readable by its owner alone."""
+        """Writes audit.json; results of canaries were learned from the data, and are readable by the owner only."""
         content = codec.encode_json(found, indent=2).encode() + b"\n"
         write_file(self.path / "audit.json", content, mode=0o600 if found.canaries else 0o644)
 
 
 @dataclasses.dataclass(frozen=True)
 class ReleasedClaim:
-    """What everything a folder may release costs one person, and how many models that is."""
+    """The joint guarantee for all that a folder may release, and the number of models."""
 
     guarantee: PrivacyGuarantee
     num_models: int
 
 
 def read_claim(path: str | os.PathLike[str]) -> ReleasedClaim:
-    """The claim for all that a finished run or sweep may release, to be composed with others.
+    """Returns the claim for all that a finished run or sweep may release, to be composed with others.
 
     Guarantees:
       - A sweep counts with all its models, which share their batches.   (test_a_sweep_counts_with_all_its_models)
@@ -300,7 +301,7 @@ def read_claim(path: str | os.PathLike[str]) -> ReleasedClaim:
 
 
 def _checked(folder: Path, record: RunRecord, name: str) -> bytes:
-    """The bytes of a file that the run wrote; refused where they are others."""
+    """Reads a file that the run wrote; raises an error if it was changed."""
     file = folder / name
     try:
         content = file.read_bytes()
@@ -329,7 +330,7 @@ def _check_plan(folder: Path, record: RunRecord, terms: dict[str, Any]) -> None:
 
 
 def _check_model(folder: Path, record: RunRecord, statement: str | None) -> None:
-    """A model file carries its run's plan and statement (None: the words are those of another version)."""
+    """Checks that a model file has its run's plan and statement (None: the text is of another version)."""
     file = folder / "model.safetensors"
     _checked(folder, record, file.name)
     metadata = claim_file.model_metadata(file)

@@ -14,6 +14,7 @@ from coowned.errors import ConfigError
 from coowned.models.tasks import Specification
 from coowned.progress import nearest
 from coowned.runs.config import TrainConfig
+from coowned.runs.defaults import CLIP_NORM, DECAY
 from coowned.runs.settings import MechanismSettings, Optimizer
 
 EXPECTED_RUNS = 8
@@ -32,7 +33,8 @@ class TuningConfig:
       - A grid over a key that no section has is refused with the nearest one.   (test_unknown_grid_keys)
 
     Attributes:
-      sections: plain values by section and key, as for `TrainConfig.from_sections`; of every run but for the grid.
+      sections: plain values by section and key, as for `TrainConfig.from_sections`; of every run but for the grid. What
+        neither says is chosen as for `coowned train`, at the epsilon of the whole tuning.
       grid: values by key.
       expected_runs: the mean of the number of runs.
       model, folder: as for `TrainConfig.from_sections`.
@@ -56,8 +58,6 @@ class TuningConfig:
         if size > LARGEST_GRID:
             raise ConfigError(f"{self.name}: [tuning] the grid has {size:,} settings; at most {LARGEST_GRID:,} will do")
         for config in map(self.config, self.settings):
-            for section, keys in config.left_out.items():
-                raise ConfigError(f"{self.name}: [{section}] needs the key {keys[0]!r}: a tuning leaves nothing open")
             if not isinstance(config.privacy.epsilon, float | int):
                 raise ConfigError(f"{self.name}: tuning needs [privacy] epsilon: that of the whole tuning")
             if config.privacy.simulated_batch_size is not None:
@@ -85,20 +85,24 @@ class TuningConfig:
 
     @property
     def digest(self) -> str:
-        """Names the values of all settings."""
+        """A digest of the values of all settings."""
         digests = [self.config(setting).digest for setting in self.settings]
         return codec.checksum({"settings": digests, "expected_runs": float(self.expected_runs)})
 
-    def config(self, setting: Mapping[str, Any], *, seed: int | None = None) -> TrainConfig:
-        """Returns the configuration of one setting; with a seed, of a test run with this one."""
+    def config(self, setting: Mapping[str, Any]) -> TrainConfig:
+        """Returns the configuration of one setting, which may leave out what `train` chooses.
+
+        Around a learning rate of the grid, clip norm and decay are those around a rate that is chosen.
+        """
         written = codec.to_plain(self.sections)
         changed = {name: dict(section) for name, section in written.items() if section is not None}
         if changed.get("evaluation") is None:
             changed["evaluation"] = {"epsilon_share": CoveredEvaluation().epsilon_share}
         for key, value in setting.items():
             changed.setdefault(self._section(key), {})[key] = value
-        if seed is not None:
-            changed.setdefault("run", {})["seed"] = seed
+        if "learning_rate" in setting:
+            changed["optimizer"].setdefault("decay", DECAY)
+            changed.setdefault("mechanism", {}).setdefault("clip_norm", CLIP_NORM)
         config = TrainConfig.from_sections(changed, model=self.model, folder=self.folder, name=self.name)
         return dataclasses.replace(config, text=_NOTE + config.text)
 

@@ -1,4 +1,4 @@
-"""Tuning that is paid for: a random number of runs over a grid in one folder, of which only the best is left."""
+"""Private tuning: a random number of runs over a grid in one folder, of which only the best is kept."""
 
 import contextlib
 import dataclasses
@@ -9,26 +9,39 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from coowned import codec
-from coowned.accounting.guarantee import PrivacyGuarantee, guarantee
+from coowned.accounting.guarantee import guarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_down
 from coowned.accounting.tuned_guarantee import tuned_guarantees
 from coowned.accounting.tuning import NumberOfRuns
 from coowned.attribution.examples import AttributedExamples
 from coowned.certificate import ContributionCertificate, certify
-from coowned.content.splits import split_examples
+from coowned.content.splits import split_examples, train_graph
 from coowned.errors import CertificateMismatchError, InputError
+from coowned.exact.claimed_keys import forget
 from coowned.exact.keys import Purpose, RunKey, random_words
 from coowned.extras import require
 from coowned.files import check_parent, check_writable, refusing_unwritable, sync_folder, write_file
 from coowned.mechanism.mechanism import Mechanism
 from coowned.progress import Progress, counted, reporting
 from coowned.runs.config import TrainConfig
-from coowned.runs.configured_run import Given, Select, choose, held_out_of, mechanism_of, run_configuration
+from coowned.runs.configured_run import (
+    Given,
+    Select,
+    choose,
+    completed_for,
+    held_out_of,
+    mechanism_of,
+    run_configuration,
+)
+from coowned.runs.given_selection import select_for, with_shape
+from coowned.runs.ledger import NAME as LEDGER
+from coowned.runs.ledger import enter
 from coowned.runs.records import RunRecord, read_json
 from coowned.runs.run_folder import RunFolder, overwrite_and_remove
 from coowned.runs.stored_run import StoredRun
@@ -43,7 +56,7 @@ _WORDS = 64  # that are drawn at once
 
 
 class _TuningRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of tuning.json: what a resumed tuning must agree in, its claims, and the best once it is known."""
+    """The content of tuning.json: what a resumed tuning must share, its claims, and the best run once known."""
 
     format: Literal["coowned-tuning-1"] = "coowned-tuning-1"
     configuration: str
@@ -54,11 +67,18 @@ class _TuningRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Candidate:
-    """Settings that the accountant cannot tell apart."""
+    """Settings that are the same to the accountant."""
 
     selected: Selection | Schedule
     certificate: ContributionCertificate
     mechanism: Mechanism
+
+
+class _Setting(NamedTuple):
+    """A setting of the grid: its configuration, with nothing left out, and the number of its candidate."""
+
+    config: TrainConfig
+    candidate: int
 
 
 def run_tuning(
@@ -70,8 +90,9 @@ def run_tuning(
     progress: Progress | None = None,
     announce: Callable[[str], None] = lambda text: None,
     advise: Callable[[str], object] = lambda text: None,
+    ledger: str | None = LEDGER,
 ) -> None:
-    """Trains a random number of runs with random settings of the grid, and leaves the one with the best covered score.
+    """Trains a random number of runs with random settings of the grid, and keeps the one with the best covered score.
 
     The folder is then that of one finished run, whose guarantee is that of the whole tuning. All other runs, and what
     tells how many there were, are removed.
@@ -80,7 +101,9 @@ def run_tuning(
       - A tuning that is killed and resumed ends in the same bits.   (test_killed_tuning_is_resumed)
       - Number of runs, settings and every run's key follow from one key, which no run shares with another.
         (test_keys_of_runs_differ)
-      - Nothing of the other runs is left, nor how many they were.   (test_only_the_best_is_left)
+      - Nothing of the other runs is left, nor how many they were: not in the folder, what is made of it, the ledger,
+        the log or the record of keys.   (test_only_the_best_is_left, test_nothing_tells_how_many_runs_there_were,
+        test_no_record_of_keys_tells_how_many_runs_there_were)
       - Another grid, data or seed than at first is refused.   (test_another_tuning_is_refused)
 
     Args:
@@ -89,8 +112,9 @@ def run_tuning(
       examples: data in memory, in place of those that the configuration names.
       select: chooses S, by configuration, where it is given and not configured.
       progress: called now and then as progress(done, message).
-      announce: told what is being done.
-      advise: told, before the first run, what the tuning costs.
+      announce: called with each stage.
+      advise: called, before the first run, with the cost of the tuning.
+      ledger: as for `RunFolder.open`, of the tuning.
     """
 
     def tell(text: str) -> None:
@@ -103,15 +127,16 @@ def run_tuning(
     with _locked(folder):
         stored = _stored(folder)
         if stored is not None and stored.best is not None:  # where a process was killed just before the end
+            _forget_keys(folder, tuning)
             leave_the_best(folder, stored)
             return
         if examples is None:
             tell("reading")
-            examples = first.source().read()
+            examples = first.source().read(content=False)
         tell("selecting")
-        candidates, which = _candidates(tuning, examples, select)
+        candidates, settings = _candidates(tuning, examples, select)
         key = _key_of(folder, first.run.seed)
-        record = _begin(folder, tuning, examples, candidates, which, key)
+        record = _begin(folder, tuning, examples, candidates, [setting.candidate for setting in settings], key)
         claims = [
             PrivacyGuarantee.from_json(claim, certificate=candidate.certificate)
             for claim, candidate in zip(record.claims, candidates, strict=True)
@@ -119,24 +144,27 @@ def run_tuning(
         cost = cost_of(claims)
         _LOG.info(cost)
         advise(cost)
+        if ledger is not None:
+            enter(ledger, folder, claims[0])
         drawn = draw_settings(key, tuning)
         runs = folder / RUNS
         runs.mkdir(mode=0o700, exist_ok=True)
         for number, setting in enumerate(drawn):
-            run = _Run(runs / f"{number}", key.child(number), tuning, setting)
-            candidate, claim = candidates[which[setting]], claims[which[setting]]
-            # How many there will be is not told: who looks on may repeat it.
+            config, which = settings[setting]
+            run = _Run(runs / f"{number}", key.child(number), config)
+            # Only who looks on is told which run it is; logs are kept, and may be repeated.
             told = _prefixed(progress, f"run {number + 1}")
-            run.train(candidate.selected, claim, examples, progress=told, announce=tell)
+            run.train(candidates[which].selected, claims[which], examples, progress=told, announce=announce)
         # Runs are drawn alike, so that the first of several best ones is one of them at random.
         scores = [score_of(StoredRun.open(runs / f"{number}")) for number in range(len(drawn))]
         record = msgspec.structs.replace(record, best=scores.index(max(scores)))
         _write(folder, record)
+        _forget_keys(folder, tuning)
         leave_the_best(folder, record)
 
 
 def cost_of(claims: Sequence[PrivacyGuarantee]) -> str:
-    """Says what a tuning costs: the noise of its runs beside that of an untuned run, and how many runs to expect."""
+    """Describes the cost of a tuning: the noise of its runs beside that of an untuned run, and the expected runs."""
     tuning = claims[0].tuning
     assert tuning is not None
     noise = [setting.noise_multiplier for setting in tuning.settings]
@@ -153,7 +181,7 @@ def cost_of(claims: Sequence[PrivacyGuarantee]) -> str:
 
 
 def draw_settings(key: RunKey, tuning: TuningConfig) -> list[int]:
-    """Returns the number of each run's setting, as many as there are runs, from the tuning's key alone."""
+    """Returns the setting number of each run, with the number of runs drawn too, from the tuning's key alone."""
     words = _words(key)
     law, size = NumberOfRuns.geometric(tuning.expected_runs), len(tuning.settings)
     count = next(number for word in words if (number := law.draw(word)) is not None)
@@ -169,7 +197,7 @@ def _words(key: RunKey) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Makes the folder or opens that of an earlier process, and keeps others out until the end."""
+    """Creates or opens the folder, and locks it against other processes until the end."""
     is_new = not os.path.lexists(folder)
     if is_new:
         check_parent(folder)
@@ -225,7 +253,7 @@ def _begin(
     which: Sequence[int],
     key: RunKey,
 ) -> _TuningRecord:
-    """Returns the record of the tuning: as it was stored, or made and stored with the key."""
+    """Returns the record of the tuning: the stored one, or a new one that is stored with the key."""
     if (stored := _stored(folder)) is not None:
         if (stored.configuration, stored.graph) != (tuning.digest, examples.graph.digest):
             raise CertificateMismatchError(
@@ -254,26 +282,41 @@ def _write(folder: Path, record: _TuningRecord) -> None:
 
 def _candidates(
     tuning: TuningConfig, examples: AttributedExamples, select: Callable[[TrainConfig], Select | None]
-) -> tuple[list[_Candidate], list[int]]:
-    """Returns what differs for the accountant, and by setting which of them it is."""
-    chosen: dict[str, tuple[Selection | Schedule, ContributionCertificate]] = {}
-    candidates, which = [], []
+) -> tuple[list[_Candidate], list["_Setting"]]:
+    """Returns the candidates that differ for the accountant, and every setting of the grid."""
+    chosen: dict[str, tuple[TrainConfig, Selection | Schedule, ContributionCertificate]] = {}
+    candidates: list[_Candidate] = []
+    settings = []
     for setting in tuning.settings:
         config = tuning.config(setting)
-        name = codec.checksum([config.selection, config.mechanism.sizes, config.mechanism.min_separation])
+        shape = dataclasses.replace(config.mechanism, clip_norm=None)
+        name = codec.checksum([config.selection, shape, config.left_out])
         if name not in chosen:
-            graph = examples.graph.subgraph(split_examples(examples.graph, config.splits)["train"])
-            given = select(config)
-            selected = choose(config, graph) if given is None else given(graph)
-            chosen[name] = selected, certify(graph, selected)
-        selected, certificate = chosen[name]
+            chosen[name] = _selected(config, examples, select)
+        complete, selected, certificate = chosen[name]
+        config = config.completed_as(complete)
         candidate = _Candidate(selected=selected, certificate=certificate, mechanism=mechanism_of(config, certificate))
         alike = [(known.mechanism, known.certificate) for known in candidates]
         if (candidate.mechanism, certificate) not in alike:
             candidates.append(candidate)
             alike.append((candidate.mechanism, certificate))
-        which.append(alike.index((candidate.mechanism, certificate)))
-    return candidates, which
+        settings.append(_Setting(config, alike.index((candidate.mechanism, certificate))))
+    return candidates, settings
+
+
+def _selected(
+    config: TrainConfig, examples: AttributedExamples, select: Callable[[TrainConfig], Select | None]
+) -> tuple[TrainConfig, Selection | Schedule, ContributionCertificate]:
+    """Returns the configuration with what it leaves out, its S, and the certificate."""
+    graph = train_graph(examples.graph, config.splits)
+    given = select(config) or select_for(config, examples.graph)
+    if given is None:
+        config = completed_for(config, examples, graph)
+        selected = choose(config, graph)
+    else:
+        selected = given(graph)
+        config = completed_for(with_shape(config, selected), examples, graph, lambda graph: selected)
+    return config, selected, certify(graph, selected)
 
 
 def _claims(
@@ -315,8 +358,7 @@ class _Run:
 
     path: Path
     key: RunKey
-    tuning: TuningConfig
-    setting: int
+    config: TrainConfig
 
     def train(
         self,
@@ -327,11 +369,13 @@ class _Run:
         progress: Progress,
         announce: Callable[[str], None],
     ) -> None:
-        """Trains, or goes on where an earlier process was killed; does nothing where it had ended."""
+        """Trains, or resumes after a kill; does nothing if the run has ended."""
         stored = RunRecord.read(self.path) if self.path.is_dir() else None
         if stored is not None and stored.state == "finished":
             return
-        config = self.tuning.config(self.tuning.settings[self.setting], seed=self.key.seed)
+        config = self.config
+        if self.key.seed is not None:
+            config = config.with_keys({"run": {"seed": self.key.seed}})
         with RunFolder.open(self.path) as opened:
             opened.give_key(self.key)
             run_configuration(
@@ -345,14 +389,22 @@ class _Run:
 
 
 def score_of(run: StoredRun) -> int:
-    """Returns the covered score: noisy right answers, or the noisy loss where no class is predicted, negated."""
+    """Returns the covered score: the noisy number of correct predictions, or the negated noisy loss of a regression."""
     figures = run.covered
     assert figures is not None
     return figures.counts[0] if figures.accuracy is not None else -figures.counts[0]
 
 
+def _forget_keys(folder: Path, tuning: TuningConfig) -> None:
+    """Removes what this machine remembers of the keys of all runs that there may have been."""
+    with contextlib.suppress(FileNotFoundError):  # where a process was killed at the very end
+        key = RunKey.from_json((folder / _KEY).read_text(encoding="utf-8"))
+        largest = NumberOfRuns.geometric(tuning.expected_runs).largest
+        forget(key.child(number).fingerprint for number in range(largest))
+
+
 def leave_the_best(folder: Path, record: _TuningRecord) -> None:
-    """Removes all runs but the best, moves that one up, and destroys the key: in an order that a kill cannot harm."""
+    """Removes all runs but the best, moves that one up, and destroys the key, in an order that a kill cannot harm."""
     runs = folder / RUNS
     best = runs / f"{record.best}"
     if runs.is_dir():

@@ -1,4 +1,4 @@
-"""Divides users into groups that share no selected example, for DP-MF with cyclic sampling."""
+"""Division of users into groups that share no selected example, for DP-MF with cyclic sampling."""
 
 import dataclasses
 import functools
@@ -142,7 +142,7 @@ class CyclicGroups(BoundedSelector):
 
 
 def _groups_of_examples(graph: AttributionGraph, group_of_user: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """(num_examples,) the group of all users of an example; -1 if they are in several, or there are none."""
+    """Returns the (num_examples,) group of all users of an example; -1 if they are in several or there are none."""
     attributed = graph.users_per_example > 0
     groups = np.full(graph.num_examples, -1, np.int64)
     if attributed.any():
@@ -160,7 +160,7 @@ def _by_mtkahypar(
     num_groups: int,
     seed: int,
 ) -> npt.NDArray[np.int64]:
-    """(num_users,) groups that cut rows of few copies in all and have nearly equal weight."""
+    """Partitions users into groups of nearly equal weight, (num_users,), cutting rows with few copies in total."""
     import mtkahypar
 
     shared = np.flatnonzero(np.diff(indptr) > 1)
@@ -188,7 +188,7 @@ def _mtkahypar() -> Any:
 def _by_label_propagation(
     indptr: npt.NDArray[np.int64], users: npt.NDArray[np.int64], weights: npt.NDArray[np.int64], num_groups: int
 ) -> npt.NDArray[np.int64]:
-    """Divides users without a library: those who share rows are joined to clusters, clusters to groups; users move."""
+    """Partitions users without a library: joins users of a row to clusters, clusters to groups, then moves users."""
     mean = -(-int(weights.sum()) // num_groups)
     cluster = _join_users(indptr, users, weights, mean // _CLUSTERS_PER_GROUP)
     names, cluster = np.unique(cluster, return_inverse=True)
@@ -204,7 +204,7 @@ def _by_label_propagation(
 
 
 def _lightest_first(weights: npt.NDArray[np.int64], num_groups: int) -> npt.NDArray[np.int64]:
-    """Each, heaviest first, in the group that is lightest so far."""
+    """Assigns each, heaviest first, to the lightest group so far."""
     groups = np.empty(len(weights), np.int64)
     held = np.zeros(num_groups, np.int64)
     _fill_lightest(np.argsort(-weights, kind="stable"), weights, held, groups)
@@ -225,7 +225,7 @@ def _root_of(parent, a):
 
 @_njit
 def _join_users(indptr, users, weights, most):
-    """(num_users,) clusters: the users of each row, in order, are joined unless that would weigh more than `most`."""
+    """Clusters users, (num_users,): joins the users of each row, in order, while the cluster weighs at most `most`."""
     parent, total = np.arange(weights.shape[0]), weights.copy()
     for row in range(indptr.shape[0] - 1):
         for p in range(indptr[row] + 1, indptr[row + 1]):
@@ -240,7 +240,7 @@ def _join_users(indptr, users, weights, most):
 
 @_njit
 def _assign_rest(indptr, users, groups):
-    """Gives each user without a group (-1) that of the first row whose other users are all in one group."""
+    """Assigns each user without a group (-1) to that of the first row whose other users are all in one group."""
     for row in range(indptr.shape[0] - 1):
         group = -1
         for p in range(indptr[row], indptr[row + 1]):
@@ -254,7 +254,7 @@ def _assign_rest(indptr, users, groups):
 
 @_njit
 def _fill_lightest(order, weights, held, groups):
-    """Puts each of `order` in the group of which held (groups,) is least so far."""
+    """Puts each of `order` in the group with the least held (groups,) so far."""
     for i in order:
         lightest = np.argmin(held)
         groups[i] = lightest
@@ -263,7 +263,7 @@ def _fill_lightest(order, weights, held, groups):
 
 @_njit
 def _move_users(indptr, users, user_indptr, rows, weights, most, groups, held):
-    """Moves each user, in turn, to the group that most of their rows would be whole in, while it weighs at most `most`.
+    """Moves each user, in turn, to the group that keeps most of their rows whole, while it weighs at most `most`.
 
     user_indptr, rows: the rows of each user. Returns how many users were moved; groups and held are changed.
     """

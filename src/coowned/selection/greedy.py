@@ -1,4 +1,4 @@
-"""Greedy contribution bounding, every example at most once, and the passes that other selectors share with it."""
+"""Greedy contribution bounding, every example at most once, and the passes shared with other selectors."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -32,7 +32,7 @@ class PassSelector(BoundedSelector):
     def run_passes(
         self, rows: OrderedRows, capacities: npt.NDArray[np.int32], progress: Progress
     ) -> npt.NDArray[np.int32]:
-        """(num_examples,) copies of each example after one pass, or after passes until one adds nothing.
+        """Returns the (num_examples,) copies of each example after one pass, or after passes until one adds nothing.
 
         capacities (num_users,): the most copies that each user may be in.
 
@@ -67,7 +67,7 @@ class PassSelector(BoundedSelector):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Greedy(PassSelector):
-    """Takes examples with the fewest users first, each once, where every user of it still has room.
+    """Selects examples with the fewest users first, each once, if all of its users have room.
 
     Guarantees:
       - No user is in more than `contribution_bound` selected examples.   (test_check_suite)
@@ -137,7 +137,7 @@ def _first_pass(counts, users, state, end, room, taken):
 
 @_njit
 def greedy_pass(walk, indptr, users, begin, end, kept, room):
-    """Takes each row of walk[begin:end] all of whose users have room, and moves those taken to walk[kept:].
+    """Takes each row of walk[begin:end] whose users all have room, and compacts the others to walk[kept:].
 
     room (num_users,) unsigned: copies each user may still be in. Returns how many rows are kept now, so that the next
     pass, which can only take what this one took, walks those alone. Since kept <= begin, nothing unread is lost.

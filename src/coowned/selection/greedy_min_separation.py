@@ -21,7 +21,7 @@ _ROWS_TOGETHER = 64  # rows of which the first batch that any of them may enter 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeparatedSelector(OrderedSelector[Schedule]):
-    """Base class of the selectors of schedules; refuses graphs that obviously have no schedule."""
+    """Base class of the selectors of schedules; rejects graphs that obviously have no schedule."""
 
     batch_size: Annotated[int, Option("Schedules: size of a batch.", metavar="B")]
     iterations: Annotated[int, Option("Schedules: number of batches.", metavar="T")]
@@ -62,7 +62,7 @@ class SeparatedSelector(OrderedSelector[Schedule]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GreedyMinSeparation(SeparatedSelector):
-    """Fills batch after batch, going round the examples, fewest users first.
+    """Fills batch after batch, cycling through the examples, fewest users first.
 
     A candidate enters batch t if none of its users is in batch t or in one of the `min_separation` - 1 batches before
     it. A candidate that cannot enter is skipped; the walk continues from there, cyclically, until exactly
@@ -239,7 +239,7 @@ class _Walk:
 
 
 class _Batches(NamedTuple):
-    """Algorithm 4 under way: rows in walking order, the shape of the batches, and what is filled so far.
+    """The state of Algorithm 4: rows in walking order, the shape of the batches, and what is filled so far.
 
     A row that cannot enter batch t cannot before the largest free_from of its users, because free_from never falls:
     `due` remembers that batch, so that a row is examined again only then, at most once for each participation of one
@@ -260,7 +260,7 @@ class _Batches(NamedTuple):
 
 @numba.njit(cache=True, nogil=True)
 def _fill_batches(batches, budget):
-    """Runs Algorithm 4 until about `budget` rows were passed. A row without users enters once.
+    """Runs Algorithm 4 until about `budget` rows were visited. A row without users enters once.
 
     Returns 0: budget used up; 1: all slots filled; 2: stuck, no row can enter the current batch.
     """

@@ -1,4 +1,4 @@
-"""Chooses the held-out part that a covered evaluation counts on: from the graph alone, nobody in it too often."""
+"""Selection of the held-out part for a covered evaluation: from the graph alone, with few examples per user."""
 
 import bisect
 

@@ -1,4 +1,4 @@
-"""Solves integer programs by HiGHS: sparse rows, a warm start, and an end by Ctrl-C or by what progress raises."""
+"""Integer programs solved by HiGHS: sparse rows, a warm start, and cancellation by Ctrl-C or the progress callback."""
 
 import concurrent.futures
 import dataclasses
@@ -42,7 +42,7 @@ def minimize(
     seed: int,
     progress: Progress,
 ) -> Outcome:
-    """Solves the program; `progress` is called by the calling thread, and what it raises, and Ctrl-C, end the solver.
+    """Solves the program; `progress` is called by the calling thread, and its exceptions, and Ctrl-C, stop the solver.
 
     The solver runs in a separate thread, since only Python code in the main thread receives signals.
     """
@@ -120,7 +120,7 @@ def _outcome(highs: highspy.Highs, program: Program) -> Outcome:
 
 
 def _feasible(program: Program, values: npt.NDArray[np.int64]) -> bool:
-    """Integers, so this is exact: the solver only promises feasibility up to a tolerance."""
+    """Checks feasibility exactly, on integers: the solver only promises it up to a tolerance."""
     sums = program.rows @ values
     inside = (sums >= program.row_lower).all() and (sums <= program.row_upper).all()
     return bool(inside and (values >= 0).all() and (values <= program.upper).all())

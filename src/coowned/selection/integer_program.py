@@ -1,4 +1,4 @@
-"""Solves the paper's integer program for contribution bounding by HiGHS."""
+"""The paper's integer program for contribution bounding, solved by HiGHS."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ from coowned.selection.selector import BoundedSelector, Selection
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IntegerProgram(BoundedSelector):
-    """The largest S with at most `contribution_bound` copies of each user, or the best found in `time_limit` seconds.
+    """Finds the largest S with at most `contribution_bound` copies per user, or the best within `time_limit` seconds.
 
     What can be decided without losing an optimum is decided first (see `packing`), equal constraints are stated once,
     and HiGHS starts from the S of `Priced`, which is returned if nothing larger is found.

@@ -1,4 +1,4 @@
-"""Solves the paper's integer program for batches with min separation by HiGHS."""
+"""The paper's integer program for batches with min separation, solved by HiGHS."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ _MOST_NONZEROS = 50_000_000  # of the constraints: some gigabytes in the solver
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MinSeparationProgram(SeparatedSelector):
-    """The schedule with the smallest contribution bound for a given min separation, on small graphs.
+    """Finds the schedule with the smallest contribution bound for a given min separation, on small graphs.
 
     A variable for each example and batch; every window of `min_separation` batches holds at most one
     copy that contains a user (for a min separation above `iterations` the one window is all batches), every batch has

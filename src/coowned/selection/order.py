@@ -1,4 +1,4 @@
-"""Sorts examples as every greedy selector walks them: fewest users first, ties by a keyed hash or in input order.
+"""The order in which greedy selectors visit examples: fewest users first, ties by a keyed hash or in input order.
 
 The hash is that of Spark SQL's xxhash64(cast(seed as bigint), cast(id as string)), compared as a signed number;
 equal hashes are ordered by the id's bytes. So the order is total, the same on every engine, and depends on nothing
@@ -48,7 +48,7 @@ class OrderedRows:
 
     @functools.cached_property
     def indptr(self) -> npt.NDArray[np.int64]:
-        """(num_examples + 1,): the users of row r are users[indptr[r]:indptr[r + 1]]."""
+        """Offsets (num_examples + 1,): the users of row r are users[indptr[r]:indptr[r + 1]]."""
         indptr = np.zeros(len(self.examples) + 1, np.int64)
         np.cumsum(np.repeat(np.arange(len(self.counts)), self.counts), out=indptr[1:])
         return indptr
@@ -91,7 +91,7 @@ def hash_order(
 
 
 def in_ranges(total: int, progress: Progress, message: str, step: int | None = None) -> Iterator[tuple[int, int]]:
-    """Divides 0..total into ranges, reporting before each."""
+    """Yields consecutive ranges of 0..total, reporting progress before each."""
     step = step or _RANGE
     for begin in range(0, total, step):
         progress(begin / total, message)
@@ -106,7 +106,7 @@ def part(progress: Progress, low: float, high: float) -> Progress:
 def _input_order(
     rows: kernels.Rows, counts: npt.NDArray[np.int64], progress: Progress
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Stable sort by rank; counts: number of examples of each rank."""
+    """Sorts stably by rank; counts: number of examples of each rank."""
     layout = _layout(counts, bits=np.zeros(len(counts), np.int64))
     placed = kernels.Placed(np.empty(len(rows.ranks), np.uint64), np.empty(len(rows.users), rows.users.dtype))
     keys = np.zeros(len(rows.ranks), np.uint32)
@@ -150,7 +150,7 @@ def _hash_order(
 
 
 def _layout(counts: npt.NDArray[np.int64], bits: npt.NDArray[np.int64]) -> kernels.Layout:
-    """2^bits buckets for each rank, and users laid out in the order of the ranks."""
+    """Returns 2^bits buckets for each rank, with users laid out in the order of the ranks."""
     ranks = np.arange(len(counts))
     return kernels.Layout(
         first_bucket=np.cumsum(1 << bits) - (1 << bits),

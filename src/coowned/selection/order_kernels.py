@@ -59,7 +59,7 @@ class Buckets(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where the examples of each rank go: its buckets, by the upper bits of the key, and its users."""
+    """The destination of each rank's examples: its buckets, by the upper bits of the key, and its users."""
 
     first_bucket: np.ndarray  # (ranks,) int64
     shift: np.ndarray  # (ranks,) uint64: the bucket of a key is first_bucket[rank] + (key >> shift[rank])
@@ -123,7 +123,7 @@ def hash_seed(seed):
 
 @_njit
 def hash_text(data, begin, end, key):
-    """XXH64 of data[begin:end], uint8, as an unsigned number."""
+    """Computes XXH64 of data[begin:end], uint8, as an unsigned number."""
     key = np.uint64(key)  # numba would turn a sum of signed and unsigned numbers into a float
     at = begin
     if end - begin >= 32:

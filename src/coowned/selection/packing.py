@@ -1,4 +1,4 @@
-"""States contribution bounding as a packing problem, and peels off the decisions that cost no optimum.
+"""Contribution bounding as a packing problem, with reductions that preserve the optimum.
 
     maximize the sum of profit * copies, with integers 0 <= copies <= limit for every item,
     and at most capacity[u] copies that contain user u, for every user.
@@ -68,7 +68,7 @@ class Packing(NamedTuple):
         return limits
 
     def with_further_copies(self, *, distinct_weight: float) -> "Packing":
-        """Makes two items of each example: first copies are worth 1 + distinct_weight, further ones 1."""
+        """Returns a problem with two items per example: first copies are worth 1 + distinct_weight, further ones 1."""
         indptr = np.concatenate([self.indptr, self.indptr[1:] + self.num_pairs])
         users = np.concatenate([self.users, self.users])
         kind = np.int32 if 2 * self.num_items < 2**31 else np.int64
@@ -87,7 +87,7 @@ class Packing(NamedTuple):
 
 
 def pack(rows: OrderedRows, num_users: int, *, contribution_bound: int | npt.NDArray[np.int32], limit: int) -> Packing:
-    """Makes the packing problem of a graph's rows, one item per row; rows without users are never selected.
+    """Builds the packing problem of a graph's rows, one item per row; rows without users are never selected.
 
     `contribution_bound` is one for all users, or (num_users,) one for each.
     """
@@ -116,7 +116,7 @@ class Peeled:
 
 
 def peel(packing: Packing, progress: Progress) -> Peeled:
-    """Takes and excludes all that the two rules decide.
+    """Takes and excludes all items that the two rules decide.
 
     If the second rule has a choice, the first item is selected. Items of the core are sorted by their number of users,
     users by their number of items and then by a hash of which items these are, so that the core, and everything
@@ -160,12 +160,12 @@ def peel(packing: Packing, progress: Progress) -> Peeled:
 
 
 def _by_length(lengths: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Stable, and linear: numpy sorts 16 bits by counting."""
+    """Sorts stably, in linear time since numpy sorts 16-bit integers by counting."""
     return np.argsort(np.minimum(lengths, 2**16 - 1).astype(np.uint16), kind="stable")
 
 
 def fill(packing: Packing, order: npt.NDArray[Any], wanted: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Copies of each item selected greedily in this order, peeling after every selection.
+    """Selects copies of each item greedily in this order, peeling after every selection.
 
     The first walk along the order takes wanted[item] copies where they fit, the second one, the third all that fit.
     Nothing can be added to the result.
@@ -192,7 +192,7 @@ def _peel(packing: Packing, order: npt.NDArray[Any], wanted: npt.NDArray[np.int3
 
 
 class State(NamedTuple):
-    """What has been decided of a packing problem so far; `room` starts as the capacity, the others are filled in."""
+    """The decisions on a packing problem so far; `room` starts as the capacity, the others are filled in."""
 
     taken: np.ndarray  # (num_items,) int32 copies selected
     decided: np.ndarray  # (num_items,) int8 whether the item is decided

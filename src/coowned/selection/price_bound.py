@@ -74,7 +74,7 @@ def price_bound(
 
 @numba.njit(cache=True, nogil=True)
 def _exact_item_sums(indptr, users, prices, capacities, max_copies, sums):
-    """sums[i]: over the i-th block's rows with users, m * max(0, one - prices of its users), exactly, in two halves.
+    """Sets sums[i] to the i-th block's exact sum of m * max(0, one - prices of its users) over rows, in two halves.
 
     m is the most copies of the row. The first half counts in units of one = 2^PRICE_BITS, the second what is left.
     Prices are in [0, one], m is below 2^31: a product is below 2^61, and each half of 2^16 of them below 2^63.

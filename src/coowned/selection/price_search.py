@@ -1,4 +1,4 @@
-"""Finds prices of users by a primal-dual first-order method on the linear program behind contribution bounding.
+"""User prices for contribution bounding, by a primal-dual first-order method on its linear program.
 
 HiGHS's PDLP was measured instead (version 1.15, no presolve, tolerance 1e-3, bound 3): it proves the same bounds (ACL
 24,780 and 24,780; mailing list 17,435 and 17,435; arXiv 400,921 and, here, 400,916) in 2.3 to 2.5 times the processor
@@ -58,7 +58,7 @@ class Prices:
 
 
 def find_prices(packing: Packing, *, deadline: float, progress: Progress) -> Prices:
-    """Prices whose bound is near the optimum of the linear program.
+    """Finds prices whose bound is near the optimum of the linear program.
 
     On a large core, items that are clearly in or out after some iterations are left so for the rest of the search; the
     bound, in which they all count, holds for any prices.
@@ -116,7 +116,7 @@ def find_prices(packing: Packing, *, deadline: float, progress: Progress) -> Pri
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Problem:
-    """A packing problem in the form of the kernels; copies are counted in parts of the largest limit."""
+    """A packing problem in the form of the kernels; copies are measured in fractions of the largest limit."""
 
     packing: Packing
     items: "Items"
@@ -219,7 +219,7 @@ def _divided(num_pairs: int) -> Ranges:
 
 
 class Items(NamedTuple):
-    """The items of the linear program; copies are counted in parts of the largest limit."""
+    """The items of the linear program; copies are measured in fractions of the largest limit."""
 
     indptr: np.ndarray  # (num_items + 1,) uint64
     users: np.ndarray  # (num_pairs,) unsigned
@@ -241,7 +241,7 @@ class Users(NamedTuple):
 
 @_njit
 def move_items(begin, end, items, weight, prices, anchor, values, reflected):
-    """One step of the items: up by what they are worth above their users' prices, back into [0, limit].
+    """Takes one primal step: along the reduced profits of the items, projected to [0, limit].
 
     reflected: twice the point reached less the point left. values: the mean of that and the anchor, by weight.
     """
@@ -266,7 +266,7 @@ def move_items(begin, end, items, weight, prices, anchor, values, reflected):
 
 @_njit
 def move_users(begin, end, users, weight, reflected, anchor, prices, reached_prices):
-    """One step of the users: prices go up where demand exceeds the capacity, and never below 0."""
+    """Takes one dual step: prices rise where demand exceeds the capacity, and never fall below 0."""
     nothing, two, rest = np.float32(0.0), np.float32(2.0), np.float32(1.0) - weight
     start = users.indptr[begin]
     for u in range(np.uint64(begin), np.uint64(end)):
@@ -283,7 +283,7 @@ def move_users(begin, end, users, weight, reflected, anchor, prices, reached_pri
 
 @_njit
 def reduced_profits(begin, end, items, prices, reduced):
-    """reduced[item]: its profit less its users' prices."""
+    """Sets reduced[item] to its profit less its users' prices."""
     for item in range(np.uint64(begin), np.uint64(end)):
         worth = items.first_profit if item < items.num_first else items.profit
         for p in range(items.indptr[item], items.indptr[item + _ONE]):
@@ -293,7 +293,7 @@ def reduced_profits(begin, end, items, prices, reduced):
 
 @_njit
 def loads(indptr, users, copies, room):
-    """Takes the copies of every item off its users' room, which starts as their capacity."""
+    """Subtracts the copies of every item from its users' room, which starts as their capacity."""
     for item in range(copies.shape[0]):
         if copies[item]:
             for p in range(indptr[item], indptr[item + 1]):

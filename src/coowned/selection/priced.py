@@ -32,7 +32,7 @@ _njit = numba.njit(cache=True, nogil=True)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Priced(BoundedSelector):
-    """Puts a price on every user, takes examples worth more than their users' prices, and improves that by swaps.
+    """Sets a price for every user, takes examples worth more than their users' prices, and improves S by swaps.
 
     What can be decided without losing an optimum is decided first (see `packing`). A first-order method on the linear
     relaxation then gives every user left a price, and the prices prove a bound on the size of any S (see
@@ -130,7 +130,7 @@ def _halfway(deadline: float) -> float:
 
 
 def _spread(peeled: Peeled, core_prices: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Prices of all users of the packing problem: 0 for free ones, 1 for full ones, those of the core for the rest."""
+    """Returns the prices of all users: 0 for free ones, 1 for full ones, those of the core for the rest."""
     prices = (peeled.user_state == FULL).astype(np.float32)
     prices[peeled.core_users] = core_prices
     return prices
@@ -203,7 +203,7 @@ def _next(state):
 
 @_njit
 def _pick(state, count):
-    """True with probability 1 / count: keeping the last of which it is true draws one of count evenly."""
+    """Returns True with probability 1 / count: keeping the last item with True draws one of count uniformly."""
     return (state >> np.uint64(33)) % np.uint64(count) == 0
 
 
@@ -249,7 +249,7 @@ def _only_full_user(packing, item, room):
 
 @_njit
 def _swap_round(packing, reduced, prices, margin, steps, state, room, copies):
-    """One round of swaps from every user who has room although their price is above `margin`; returns copies gained.
+    """Runs a round of swaps from every user with room and a price above `margin`; returns copies gained.
 
     A swap adds an item of a user with room, whose other users have room but one, and drops an item of that one: the
     size is the same, and the users of what was dropped have room. Where another item now fits it is added: one was
@@ -299,7 +299,7 @@ def _item_to_add(packing, u, dropped, reduced, margin, state, room, copies):
 
 @_njit
 def _item_to_drop(packing, u, add, reduced, margin, state, copies):
-    """Draws an item of u that may be given for `add`; returns (item or -1, the generator's state)."""
+    """Draws an item of u that may be dropped for `add`; returns (item or -1, the generator's state)."""
     choices = 0
     drop = -1
     for j in range(packing.user_indptr[u], packing.user_indptr[u + 1]):
@@ -317,7 +317,7 @@ def _item_to_drop(packing, u, add, reduced, margin, state, copies):
 
 @_njit
 def _exchange(packing, add, drop, room, copies):
-    """Adds one item, drops the other, and adds what then fits; returns how many copies that was."""
+    """Adds one item, drops the other, and adds what then fits; returns the number of copies gained."""
     indptr, users = packing.indptr, packing.users
     copies[add] += 1
     copies[drop] -= 1
@@ -334,7 +334,7 @@ def _exchange(packing, add, drop, room, copies):
 
 @_njit
 def _next_user(packing, dropped, prices, margin, state, room):
-    """Draws a user of what was dropped who has room and a price; returns (user or -1, the generator's state)."""
+    """Draws a user of a dropped item with room and a price; returns (user or -1, the generator's state)."""
     choices = 0
     u = -1
     for p in range(packing.indptr[dropped], packing.indptr[dropped + 1]):

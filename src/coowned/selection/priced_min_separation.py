@@ -1,4 +1,4 @@
-"""Batches for DP-MF in which users take part seldom and far apart."""
+"""Batches for DP-MF with few and widely separated participations of each user."""
 
 import dataclasses
 from typing import Annotated, ClassVar, NamedTuple
@@ -88,7 +88,7 @@ class PricedMinSeparation(SeparatedSelector):
     def _copies(
         self, graph: AttributionGraph, seed: int, selection: Selection, progress: Progress
     ) -> npt.NDArray[np.int64]:
-        """(copies,) the example of each: first copies first, and most users first among them; few more than needed."""
+        """Returns the (copies,) example of each: first copies first, then by most users; few more than needed."""
         rows = ordered_rows(graph, seed=seed, ties=self.ties, progress=progress)
         examples = rows.examples[::-1].astype(np.int64)
         counts = selection.copies[examples].astype(np.int64)
@@ -101,7 +101,7 @@ class PricedMinSeparation(SeparatedSelector):
     def _spread(
         self, graph: AttributionGraph, examples: npt.NDArray[np.int64], progress: Progress
     ) -> npt.NDArray[np.int64]:
-        """(iterations, batch_size) which copy is in each slot."""
+        """Returns the (iterations, batch_size) copy in each slot."""
         indptr, users = attribution_kernels.take_rows(graph.indptr, graph.users, examples)
         pacing = _Pacing(
             indptr=indptr,
@@ -130,7 +130,7 @@ class PricedMinSeparation(SeparatedSelector):
 
 
 class _Pacing(NamedTuple):
-    """A schedule under way: the copies that are not in a batch yet, and what their users still have before them."""
+    """A schedule under construction: copies not yet in a batch, and how many their users still have ahead."""
 
     indptr: np.ndarray  # (copies + 1,)
     users: np.ndarray  # (pairs,) users of each copy
@@ -143,7 +143,7 @@ class _Pacing(NamedTuple):
 
 @numba.njit(cache=True, nogil=True)
 def _fill_batch(pacing, num_left, step, min_separation, batch):
-    """Fills a batch with the copies whose users have most of theirs still to come; returns (filled, copies left).
+    """Fills a batch with copies whose users have most of theirs still ahead; returns (filled, copies left).
 
     A copy may enter if all its users are free. Its urgency is the most copies that one of its users has left.
     """

@@ -1,15 +1,20 @@
-"""Selectors by name: a new one is a file of its own and one line here.
+"""The registry of selectors: one file and one line here each.
 
 The line gives it to Python (`coowned.MySelector`), to `coowned select` with an option for each of its fields, to
 `[selection]` of a configuration, and to `coowned plan` if `bound_is_enough`.
 """
 
+import dataclasses
 import functools
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
+from coowned.errors import InputError
+from coowned.progress import nearest
+
 if TYPE_CHECKING:
     import ast
+    from collections.abc import Mapping
 
     from coowned.attribution.options import Option
     from coowned.selection.selector import Selector
@@ -39,13 +44,42 @@ def selector_class(word: str) -> "type[Selector]":
     return pkgutil.resolve_name(CLASSES[word])
 
 
+def make_selector(word: str, settings: "Mapping[str, Any]") -> "Selector":
+    """Returns the selector of this name with these settings; an unknown or missing one is refused by its option.
+
+    >>> make_selector("greedy", {"contribution_bound": 3}).contribution_bound
+    3
+    """
+    if word not in CLASSES:
+        raise InputError(f"Unknown selector {word!r}{nearest(word, CLASSES)}")
+    kind = selector_class(word)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for name in settings:
+        if name not in fields:
+            raise InputError(f"The selector {word} has no option --{name.replace('_', '-')}; remove it")
+    for name, field in fields.items():
+        needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if needed and name not in settings:
+            raise InputError(f"The selector {word} needs --{name.replace('_', '-')}")
+    return kind(**settings)
+
+
+def needs_bound_alone(word: str | None) -> bool:
+    """Returns whether a selector of this name needs nothing but a contribution bound.
+
+    >>> needs_bound_alone("greedy"), needs_bound_alone("cyclic-groups"), needs_bound_alone(None)
+    (True, False, False)
+    """
+    return word in CLASSES and selector_class(word).bound_is_enough
+
+
 def selectors_by_bound() -> tuple[str, ...]:
     """Returns the names of the selectors that need nothing but a contribution bound: those that a plan can try.
 
     >>> selectors_by_bound()
     ('greedy', 'greedy-with-duplicates', 'integer-program', 'priced')
     """
-    return tuple(word for word in CLASSES if selector_class(word).bound_is_enough)
+    return tuple(filter(needs_bound_alone, CLASSES))
 
 
 def declared_settings() -> "dict[str, tuple[type, Option]]":

@@ -19,7 +19,8 @@ from coowned.errors import CertificateMismatchError, InputError
 from coowned.selection.selector import Schedule, Selection, Selector
 from coowned.selection.user_bounds import UserBounds
 
-_BOUNDS = "coowned-user-bounds"  # entry of the metadata
+BOUNDS = "coowned-user-bounds"  # entry of the metadata: of the file, or of the column `copies` where Spark wrote it
+_SPARK_SCHEMA = "org.apache.spark.sql.parquet.row.metadata"
 
 
 def write_selection(path: str | os.PathLike[str], graph: AttributionGraph, selected: Selection | Schedule) -> None:
@@ -35,7 +36,7 @@ def write_selection(path: str | os.PathLike[str], graph: AttributionGraph, selec
 
 
 def encode_selection(graph: AttributionGraph, selected: Selection | Schedule) -> bytes:
-    """Parquet of `example_id, copies` of what is selected, in input order, or `batch, position, example_id`.
+    """Encodes S as Parquet of `example_id, copies`, in input order, or of `batch, position, example_id`.
 
     Ids keep the type of the input. A selection with groups has a column `group` too. Bounds of single users are in the
     file's metadata, so that what is read back can be recounted against them.
@@ -51,7 +52,7 @@ def encode_selection(graph: AttributionGraph, selected: Selection | Schedule) ->
             columns["group"] = selected.groups[rows].astype(np.int32)
     table, buffer = pa.table(columns), io.BytesIO()
     if isinstance(selected, Selection) and selected.user_bounds is not None:
-        table = table.replace_schema_metadata({_BOUNDS: encode_json(selected.user_bounds.to_dict())})
+        table = table.replace_schema_metadata({BOUNDS: encode_json(selected.user_bounds.to_dict())})
     pyarrow.parquet.write_table(table, buffer, compression="zstd")
     return buffer.getvalue()
 
@@ -85,15 +86,26 @@ def read_selection(path: str | os.PathLike[str], graph: AttributionGraph) -> Sel
         groups = np.full(graph.num_examples, -1, dtype=np.int64)
         groups[rows] = _integer_column(table, "group", 0, path)
     selection = Selection.from_copies(graph, copies, groups=groups)
-    bounds = (stored.schema.metadata or {}).get(_BOUNDS.encode())
-    if bounds is None:
-        return selection
-    found = decode_json(dict[str, Any], bounds, name=f"{path}: bounds of single users", remedy="write the file again")
-    return dataclasses.replace(selection, user_bounds=UserBounds.from_dict(found))
+    bounds = _stored_bounds(stored.schema.metadata or {}, path)
+    return selection if bounds is None else dataclasses.replace(selection, user_bounds=bounds)
+
+
+def decode_bounds(text: str | bytes, path: str | os.PathLike[str]) -> UserBounds:
+    """Reads bounds of single users from the metadata of a selection."""
+    named = f"{path}: bounds of single users"
+    return UserBounds.from_dict(decode_json(dict[str, Any], text, name=named, remedy="write the file again"))
+
+
+def _stored_bounds(metadata: dict[bytes, bytes], path: str | os.PathLike[str]) -> UserBounds | None:
+    text: str | bytes | None = metadata.get(BOUNDS.encode())
+    if (of_spark := metadata.get(_SPARK_SCHEMA.encode())) is not None:
+        schema = decode_json(dict[str, Any], of_spark, name=f"{path}: schema", remedy="write the file again")
+        text = next((one["metadata"].get(BOUNDS) for one in schema["fields"] if one["name"] == "copies"), None)
+    return None if text is None else decode_bounds(text, path)
 
 
 def _integer_column(table: pl.DataFrame, name: str, at_least: int, path: str | os.PathLike[str]) -> np.ndarray:
-    """(rows,) int64, every one in [at_least, 2^31)."""
+    """Reads (rows,) int64, each in [at_least, 2^31)."""
     column = table[name]
     if not column.dtype.is_integer():
         raise InputError(f"{path}: column {name!r} must contain integers, not {column.dtype}; write the file again")
@@ -123,7 +135,7 @@ def _read_schedule(table: pl.DataFrame, graph: AttributionGraph, path: str | os.
 
 
 def _rows_of(ids: pl.Series, graph: AttributionGraph, path: str | os.PathLike[str]) -> np.ndarray:
-    """(len(ids),) the row of each id in the graph; 7 and "7" are the same id."""
+    """Returns the (len(ids),) row of each id in the graph; 7 and "7" are the same id."""
     if not (ids.dtype.is_integer() or ids.dtype in (pl.String, pl.Categorical, pl.Null)):
         raise InputError(
             f"{path}: column 'example_id' must contain integers or text, not {ids.dtype}; write the file again"
@@ -142,7 +154,7 @@ def _rows_of(ids: pl.Series, graph: AttributionGraph, path: str | os.PathLike[st
 
 
 def select_once(graph: AttributionGraph, selector: Selector[Selection], *, seed: int = 0) -> Selection:
-    """Like `selector.select`, but reads back an earlier selection for this graph, these settings and this seed.
+    """Selects like `selector.select`, but reuses an earlier selection for this graph, these settings and this seed.
 
     Guarantees:
       - A cached selection equals a fresh one; a damaged file is recomputed.   (test_kept_selection_equals_a_fresh_one)

@@ -1,4 +1,4 @@
-"""Defines what a selector is, and its results: a `Selection` or a `Schedule`.
+"""The interface of selectors, and their results: a `Selection` or a `Schedule`.
 
 A selector is a frozen dataclass of public settings; the graph and the seed are arguments of `select`, because they
 may differ from run to run. `select` sees the graph alone, so a selector cannot leak the content of an example.
@@ -26,7 +26,7 @@ from coowned.selection.user_bounds import MOST_COPIES, Bounds, UserBounds
 
 
 class _StoredOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """The entries of both formats; every one must be there."""
+    """The required entries of both formats."""
 
     graph_digest: str | None
     ids_digest: str | None
@@ -64,7 +64,7 @@ class _StoredSchedule(_StoredOrigin, frozen=True, kw_only=True):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Selected:
-    """What `Selection` and `Schedule` share: where they came from, and that they belong to one graph."""
+    """The common part of `Selection` and `Schedule`: their origin, and the graph they belong to."""
 
     graph: AttributionGraph | None = dataclasses.field(default=None, repr=False, compare=False)
     selector: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -82,16 +82,16 @@ class Selected:
 
     @property
     def ids_digest(self) -> str | None:
-        """Binds the ids of the chosen rows in row order: `graph_digest` is the same for rows in another order."""
+        """A digest of the chosen ids in row order, since `graph_digest` is the same for rows in another order."""
         return self.stored_ids_digest if self.graph is None else _digest_ids(self.graph, self._selected_rows())
 
     @functools.cached_property
     def num_distinct(self) -> int:
-        """Examples that were selected at least once."""
+        """The number of examples selected at least once."""
         return int(np.count_nonzero(self.copies))  # type: ignore[attr-defined]
 
     def check_graph(self, graph: AttributionGraph) -> None:
-        """Refuses, with CertificateMismatchError, a graph this was not selected from."""
+        """Raises CertificateMismatchError for a graph this was not selected from."""
         if graph is self.graph:
             return
         selected: Any = self
@@ -134,7 +134,7 @@ class Selected:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Selection(Selected):
-    """How often each example is in the training set S.
+    """The number of copies of each example in the training set S.
 
     Guarantees:
       - The arrays are read-only.   (test_arrays_are_read_only)
@@ -164,7 +164,7 @@ class Selection(Selected):
 
     @classmethod
     def from_copies(cls, graph: AttributionGraph, copies: npt.ArrayLike, groups: npt.ArrayLike | None = None) -> Self:
-        """One's own S: how often each example of the graph is in it (and, where wanted, the group of each)."""
+        """Builds S from the number of copies of each example (and, if wanted, the group of each)."""
         check_is_graph(graph)
         own_groups = None if groups is None else np.array(groups)
         counts = np.array(copies)
@@ -178,7 +178,7 @@ class Selection(Selected):
 
     @functools.cached_property
     def size(self) -> int:
-        """The size of S, every copy counted."""
+        """The size of S, counting every copy."""
         return int(self.copies.sum(dtype=np.int64))
 
     def to_json(self) -> str:
@@ -208,7 +208,7 @@ class Selection(Selected):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Schedule(Selected):
-    """Which examples are in which batch.
+    """The examples in each batch.
 
     Guarantees:
       - The arrays are read-only.   (test_arrays_are_read_only)
@@ -242,7 +242,7 @@ class Schedule(Selected):
 
     @classmethod
     def from_batches(cls, graph: AttributionGraph, batches: npt.ArrayLike) -> Self:
-        """One's own schedule: the example indices of each batch, shape (iterations, batch_size)."""
+        """Builds a schedule from the example indices of each batch, shape (iterations, batch_size)."""
         check_is_graph(graph)
         try:
             slots = np.array(batches)
@@ -263,12 +263,12 @@ class Schedule(Selected):
 
     @property
     def size(self) -> int:
-        """All slots: iterations times batch_size."""
+        """The number of slots: iterations times batch_size."""
         return self.batches.size
 
     @functools.cached_property
     def copies(self) -> npt.NDArray[np.int32]:
-        """How often each example appears in the whole schedule, shape (num_examples,)."""
+        """The number of times each example appears in the schedule, shape (num_examples,)."""
         return _contiguous(np.bincount(self.batches.ravel(), minlength=self.num_examples).astype(np.int32))
 
     def to_json(self) -> str:
@@ -302,7 +302,7 @@ class Selector(abc.ABC, Generic[Result]):
     bound_is_enough: ClassVar[bool] = False  # `contribution_bound` alone makes one, so that a plan can try it
 
     def select(self, graph: AttributionGraph, *, seed: int = 0, progress: Progress | None = None) -> Result:
-        """Chooses from the graph alone.
+        """Selects from the graph alone.
 
         Args:
           graph: who each example belongs to.
@@ -323,7 +323,7 @@ class Selector(abc.ABC, Generic[Result]):
         return {"name": self.name} | to_plain(dataclasses.asdict(self))
 
     def _check(self, graph: AttributionGraph) -> None:
-        """Refuses a graph that the settings cannot be used on."""
+        """Raises an error for a graph that the settings cannot be used on."""
 
     @abc.abstractmethod
     def _select(self, graph: AttributionGraph, seed: int, progress: Progress) -> Result:
@@ -332,7 +332,7 @@ class Selector(abc.ABC, Generic[Result]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OrderedSelector(Selector[Result]):
-    """Base class of the selectors that walk the shared order (see `coowned.selection.order`).
+    """Base class of the selectors that use the shared order (see `coowned.selection.order`).
 
     Args:
       ties: "hash" orders examples with equally many users by a keyed hash of their ids, "input" by their position.
@@ -358,7 +358,7 @@ class OrderedSelector(Selector[Result]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BoundedSelector(OrderedSelector[Selection]):
-    """Base class of the selectors of sets in which no user is in more copies than their bound.
+    """Base class of the selectors of sets in which no user exceeds their bound.
 
     Args:
       contribution_bound: of everybody who has no bound of their own.
@@ -392,7 +392,7 @@ class BoundedSelector(OrderedSelector[Selection]):
             object.__setattr__(self, "contribution_bounds", bounds)
 
     def select(self, graph: AttributionGraph, *, seed: int = 0, progress: Progress | None = None) -> Selection:
-        """As every selector; a rule is first asked for the bound of each user."""
+        """Selects from the graph alone; a rule is first evaluated for the bound of each user."""
         return super(BoundedSelector, self.for_graph(graph)).select(graph, seed=seed, progress=progress)
 
     def for_graph(self, graph: AttributionGraph) -> Self:
@@ -432,7 +432,7 @@ class BoundedSelector(OrderedSelector[Selection]):
 
 
 def check_is_graph(graph: Any) -> None:
-    """Refuses, with InputError, what is not an `AttributionGraph`."""
+    """Raises InputError for anything but an `AttributionGraph`."""
     if not isinstance(graph, AttributionGraph):
         raise InputError(f"graph must be an AttributionGraph, not {type(graph).__name__}")
 

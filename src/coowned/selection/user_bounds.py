@@ -1,4 +1,4 @@
-"""Bounds of one's own for some users: from a mapping, a file, a table or a rule to the copies that each may be in."""
+"""Individual bounds for some users: from a mapping, a file, a table or a rule to the copies that each may be in."""
 
 import dataclasses
 import functools
@@ -13,8 +13,6 @@ import polars as pl
 import pyarrow as pa
 
 from coowned.attribution.graph import AttributionGraph
-from coowned.attribution.table_files import read_small_table
-from coowned.attribution.tables import to_arrow_table
 from coowned.attribution.user_keys import UserKeyRules
 from coowned.errors import InputError
 
@@ -66,15 +64,19 @@ class UserBounds:
         if isinstance(given, UserBounds):
             return cls(table=given.table, others=others)
         if isinstance(given, str | os.PathLike):
+            from coowned.attribution.table_files import read_small_table
+
             return cls._from_table(read_small_table(given), str(given), others)
         if not isinstance(given, Mapping):
+            from coowned.attribution.tables import to_arrow_table
+
             return cls._from_table(to_arrow_table(given), "contribution_bounds", others)
         if set(given) == set(_FROM_MEMORY) and isinstance(given["digest"], str):
             raise InputError(
                 "contribution_bounds were given to `fit` in memory and are not in the configuration; call `fit` again "
                 "with them, or name a file"
             )
-        columns = {"user": [str(key) for key in given], "bound": list(given.values())}
+        columns = {"user": [None if key is None else str(key) for key in given], "bound": list(given.values())}
         try:
             table = pa.table(columns)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
@@ -83,7 +85,7 @@ class UserBounds:
 
     @classmethod
     def of_rule(cls, rule: Callable[[Any], int], graph: AttributionGraph, *, others: int) -> "UserBounds":
-        """Asks the rule for the bound of every user, by key: whatever else it looks at must be public metadata."""
+        """Evaluates the rule for every user key; whatever else it looks at must be public metadata."""
         return cls.of({str(key): rule(key) for key in _keys(graph).to_pylist()}, others=others)
 
     @classmethod
@@ -116,7 +118,7 @@ class UserBounds:
 
     @functools.cached_property
     def digest(self) -> str:
-        """64 hexadecimal digits that name keys, bounds and tiers."""
+        """64 hexadecimal digits that identify keys, bounds and tiers."""
         hashed = hashlib.sha256(f"coowned-user-bounds-1 {self.others}".encode())
         for row in self.table.iter_rows():
             for value in row:
@@ -126,12 +128,12 @@ class UserBounds:
 
     @functools.cached_property
     def tiers(self) -> dict[str, int]:
-        """The bound of each tier by its name, largest bound first, with that of the users who are not listed."""
+        """The bound of each tier by name, largest first, with that of the users who are not listed."""
         found = dict(self.table.select("tier", "bound").unique().iter_rows()) | {f"bound {self.others}": self.others}
         return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
     def check_tiers(self) -> None:
-        """Refuses two bounds of one name."""
+        """Raises an error if two bounds have the same name."""
         for tier, bound in self.table.select("tier", "bound").unique().iter_rows():
             if self.tiers[tier] != bound:
                 raise InputError(
@@ -139,7 +141,7 @@ class UserBounds:
                 )
 
     def settings(self) -> dict[str, Any]:
-        """Returns what a certificate or configuration says of them: no keys."""
+        """Returns the description in a certificate or configuration: no keys."""
         return dict(zip(_FROM_MEMORY, (self.digest, self.table.height), strict=True))
 
     def of_users(self, graph: AttributionGraph) -> npt.NDArray[np.int32]:
@@ -176,7 +178,7 @@ class UserBounds:
 
 
 def _smallest(rows: pl.DataFrame) -> pl.DataFrame:
-    """Every key once, with its smallest bound."""
+    """Returns every key once, with its smallest bound."""
     return rows.sort("bound", "tier").unique("key", keep="first", maintain_order=True)
 
 

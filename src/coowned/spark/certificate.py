@@ -1,4 +1,4 @@
-"""The contribution certificate, counted on Spark: the certificate of one machine for the same graph and selection.
+"""The contribution certificate, counted on Spark: equal to that of one machine for the same graph and selection.
 
 Nothing here is shared with the rounds: S is joined with the attribution and counted.
 """
@@ -13,7 +13,7 @@ from coowned.errors import CertificateMismatchError, InputError, UncertifiableEr
 from coowned.selection.selector import Selector
 from coowned.spark import functions as F
 from coowned.spark.attribution import SparkGraph, sum_rows, working_on
-from coowned.spark.user_bounds import count_tiers
+from coowned.spark.user_bounds import bounds_of, count_tiers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,6 +25,7 @@ def certify(
     *,
     selector: Selector | None = None,
     seed: int | None = None,
+    upper_bound: int | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
 ) -> ContributionCertificate:
     """Recounts a selection on its graph.
@@ -32,8 +33,8 @@ def certify(
     Args:
       data: the graph, or the table, that it was selected from.
       selection: example_id, copies: a row for each selected example.
-      selector, seed: where the selection came from, for the record; neither can be recounted, but bounds of single
-        users are held against what is found.
+      selector, seed, upper_bound: where the selection came from and what was proven of its size, for the record;
+        none can be recounted, but bounds of single users are held against what is found.
 
     Guarantees:
       - The certificate, digests and all, that `coowned.certify` makes on one machine.
@@ -60,7 +61,7 @@ def certify(
         levels = _levels(joined, graph.num_users)
         row = F.concat(F.lit("copies:"), copies.cast("string"), F.lit(":"), F.col("text"))
         selection_digest = digests.finish("selection", sum_rows(selected, row))
-        bounds = getattr(selector, "contribution_bounds", None)
+        bounds = bounds_of(selection) or getattr(selector, "contribution_bounds", None)
         certificate = ContributionCertificate(
             contribution_bound=max(len(levels) - 1, 0),
             size=size,
@@ -79,8 +80,8 @@ def certify(
             origin=SelectionOrigin(
                 selector={"name": "from-copies"} if selector is None else selector.settings(),
                 seed=seed,
-                upper_bound=None,
-                proven_optimal=False,
+                upper_bound=upper_bound,
+                proven_optimal=size == upper_bound,
                 version=coowned.__version__,
             ),
             tiers=None if bounds is None else count_tiers(graph, joined, bounds, levels=max(len(levels), 1)),
@@ -90,7 +91,7 @@ def certify(
 
 
 def _count_rows(selected: "DataFrame") -> tuple[int, int, int]:
-    """Rows, copies in all, most copies of one."""
+    """Returns the number of rows, of copies, and the most copies of one example."""
     copies = F.col("copies")
     wrong = F.count_if(F.col("text").isNull() | copies.isNull() | (copies < 1) | (copies >= 1 << 31))
     rows, bad, size, most = selected.agg(F.count(F.lit(1)), wrong, F.sum(copies), F.max(copies)).collect()[0]
@@ -103,7 +104,7 @@ def _count_rows(selected: "DataFrame") -> tuple[int, int, int]:
 
 
 def _levels(joined: "DataFrame", num_users: int) -> tuple[int, ...]:
-    """How many users are in 0, 1, … copies."""
+    """Returns how many users are in 0, 1, … copies."""
     per_user = joined.select(F.explode("users").alias("user"), "copies").groupBy("user").agg(F.sum("copies").alias("n"))
     most = per_user.agg(F.max("n")).collect()[0][0] or 0
     if most > MOST_COPIES:

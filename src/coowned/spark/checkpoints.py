@@ -1,4 +1,4 @@
-"""Tables between two steps, written where every executor can read them, so that no plan grows and no loss matters."""
+"""Intermediate tables, written where every executor can read them, so that plans stay short and losses are harmless."""
 
 import os
 import tempfile
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coowned.errors import InputError
+from coowned.spark import functions as F
+from coowned.spark.executors import check_shared, is_local
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """A folder of Parquet tables that belongs to one piece of work.
+    """A folder of Parquet tables that belongs to one computation.
 
     It is in the session's checkpoint directory (`spark.checkpoint.dir`); a local master needs none and gets a
     temporary folder. Whatever is left is removed when the session's Java process ends.
@@ -29,6 +31,11 @@ class Checkpoints:
         self.spark = spark
         base = _base_directory(spark, directory)
         self.root = f"{base.rstrip('/')}/coowned-{uuid.uuid4().hex}"
+        if base.startswith("file:") and not is_local(spark):
+            try:
+                check_shared(spark, self.root)
+            finally:
+                self.remove("shared")
 
     def save(self, table: "DataFrame", name: str) -> "DataFrame":
         """Writes a table and returns it as read back."""
@@ -38,7 +45,7 @@ class Checkpoints:
         return self.read([name], table.schema)
 
     def read(self, names: Iterable[str], schema: "StructType | str") -> "DataFrame":
-        """The rows of all these tables as one."""
+        """Reads all these tables as one."""
         return self.spark.read.schema(schema).parquet(*(f"{self.root}/{name}" for name in names))
 
     def remove(self, *names: str) -> None:
@@ -52,15 +59,23 @@ class Checkpoints:
         file_system.delete(path, True)
 
 
+def empty_table(spark: "SparkSession", schema: str) -> "DataFrame":
+    """Returns a table without rows; made by Java alone, since executors may have no Python."""
+    from pyspark.sql.types import StructType
+
+    fields: Any = StructType.fromDDL(schema)
+    return spark.range(0).select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in fields))
+
+
 def hadoop_path(spark: "SparkSession", address: str) -> tuple[Any, Any]:
-    """The file system of an address, and its path there, as Hadoop's own objects."""
+    """Returns the file system of an address, and its path there, as Hadoop's own objects."""
     context: Any = spark.sparkContext
     path = context._jvm.org.apache.hadoop.fs.Path(address)
     return path.getFileSystem(context._jsc.hadoopConfiguration()), path
 
 
 def running_session(table: "DataFrame") -> "SparkSession":
-    """The session of a table; Spark Connect is refused, which has neither checkpoint folders nor a file system."""
+    """Returns the session of a table; raises an error for Spark Connect, which lacks file systems."""
     spark = table.sparkSession
     if not hasattr(spark, "_jsc"):
         raise InputError("Spark Connect tables are not supported; use a classic Spark session")
@@ -76,7 +91,7 @@ def _base_directory(spark: "SparkSession", directory: str | os.PathLike[str] | N
         return configured
     if not (spark.sparkContext.master or "").startswith("local"):
         raise InputError(
-            "a cluster needs a checkpoint folder that every executor can reach; set spark.checkpoint.dir, "
-            "or give checkpoint_dir="
+            "a cluster needs a checkpoint folder that driver and executors share; give it with --checkpoint-dir, "
+            "checkpoint_dir= or spark.checkpoint.dir"
         )
     return Path(tempfile.gettempdir()).resolve().as_uri()

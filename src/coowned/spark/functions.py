@@ -1,4 +1,4 @@
-"""`pyspark.sql.functions`, imported when one is first used: this package can be imported where Spark is missing."""
+"""A lazy `pyspark.sql.functions`, so that this package can be imported where Spark is missing."""
 
 from typing import Any
 

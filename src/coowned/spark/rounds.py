@@ -1,4 +1,4 @@
-"""Greedy by rounds: every user votes for their first undecided examples, and the unanimous ones are selected.
+"""Greedy selection in rounds: every user votes for their first undecided examples, and unanimous ones are selected.
 
 One round: a user who has room for c more copies votes for the first c of their undecided examples in the common order.
 An example that all its users vote for is selected; one with a user who has no room left is dropped. The
@@ -35,7 +35,7 @@ _LONGEST_RUN = 1 << 62  # longer ones hold the whole list too
 
 
 def ordered(examples: "DataFrame", seed: int) -> "DataFrame":
-    """id, users, num_users, first, second of the examples that have users, fewest users first."""
+    """Returns id, users, num_users, first, second of the examples that have users, fewest users first."""
     size = F.size("users")
     return examples.where(size > 0).select(
         "id",
@@ -47,12 +47,12 @@ def ordered(examples: "DataFrame", seed: int) -> "DataFrame":
 
 
 def order_columns() -> "list[Column]":
-    """What to sort by."""
+    """Returns the columns to sort by."""
     return [F.col("first"), F.col("second"), F.col("id").cast("string")]
 
 
 def interleaved(examples: "DataFrame", seed: int, selector: BiasMitigating, checkpoints: Checkpoints) -> "DataFrame":
-    """The same columns in the order of `BiasMitigating`: runs of few-user and many-user examples in turn.
+    """Returns the same columns in the order of `BiasMitigating`: alternating runs of few-user and many-user examples.
 
     Rank r of a list visited in runs of c is in run r div c; runs of equal number go few-user first. Ranks come from a
     distributed sort: a row's index in its sorted part, and the sizes of the parts before it. The sorted table is a
@@ -65,9 +65,9 @@ def interleaved(examples: "DataFrame", seed: int, selector: BiasMitigating, chec
     )  # fmt: skip
     indexed = checkpoints.save(table, "rounds/sorted").withColumn("part", F.shiftrightunsigned("index", 33))
     sizes = dict(sorted(map(tuple, indexed.groupBy("part").count().collect())))
-    begins = list(zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False))
+    begins = list(itertools.accumulate(sizes.values(), initial=0))[: len(sizes)]
     num_few = indexed.where(F.col("num_users") <= selector.threshold).count()
-    offsets = F.broadcast(examples.sparkSession.createDataFrame(begins, "part bigint, begin bigint"))
+    offsets = F.broadcast(examples.sparkSession.createDataFrame(table_of(part=list(sizes), begin=begins)))
     within = F.col("index").bitwiseAND(F.lit((1 << 33) - 1))
     ranked = indexed.join(offsets, "part").select("id", "num_users", (F.col("begin") + within).alias("rank"))
     many = F.col("num_users") > selector.threshold
@@ -84,7 +84,7 @@ def interleaved(examples: "DataFrame", seed: int, selector: BiasMitigating, chec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Electorate:
-    """What does not change from round to round."""
+    """The settings that stay the same in all rounds."""
 
     contribution_bound: int  # most copies that contain one user
     # Columns user, parts: users with so many examples that their votes are found in parts; None if there are none.
@@ -92,15 +92,20 @@ class Electorate:
 
 
 def find_heavy(pairs: "DataFrame", heavy_user: int, checkpoints: Checkpoints) -> "DataFrame | None":
-    """The users with more than `heavy_user` pairs, and in how many parts to look through those."""
+    """Returns the users with more than `heavy_user` pairs, and how many parts to divide them into, if any."""
     counts = pairs.groupBy("user").count().where(F.col("count") > heavy_user)
     parts = F.ceil(F.col("count") / heavy_user).cast("int")
     heavy = checkpoints.save(counts.select("user", parts.alias("parts")), "rounds/heavy")
     return None if heavy.isEmpty() else heavy
 
 
+def table_of(**columns: list[int]) -> pa.Table:
+    """Returns columns of integers as Spark takes them without Python on the executors."""
+    return pa.table({name: pa.array(values, pa.int64()) for name, values in columns.items()})
+
+
 def cast_ballots(undecided: "DataFrame", electorate: Electorate) -> "DataFrame":
-    """One row per pair, spread so that no task has more than a part of a heavy user's."""
+    """Returns one row per pair, spread so that no task has more than a part of a heavy user's."""
     pairs = undecided.select("id", "num_users", "first", "second", F.explode("users").alias("user"))
     if electorate.heavy is None:
         return pairs.withColumn("part", F.lit(0)).repartition("user")
@@ -111,7 +116,7 @@ def cast_ballots(undecided: "DataFrame", electorate: Electorate) -> "DataFrame":
 
 
 def count_votes(ballots: "DataFrame", taken: "DataFrame", electorate: Electorate) -> "DataFrame":
-    """The winners of a round, without their copies.
+    """Returns the winners of a round, without their copies.
 
     A user's first c in two levels: the first k of each of their parts, then the first c of those.
     """
@@ -134,7 +139,7 @@ def count_votes(ballots: "DataFrame", taken: "DataFrame", electorate: Electorate
 
 
 def add_taken(taken: "DataFrame", winners: "DataFrame") -> "DataFrame":
-    """The copies each user is in after one more copy of every winner."""
+    """Returns the number of copies of each user after one more copy of every winner."""
     added = winners.select(F.explode("users").alias("user"), F.lit(1).alias("copies"), F.lit(True).alias("new"))
     return (
         taken.withColumn("new", F.lit(False))
@@ -145,30 +150,48 @@ def add_taken(taken: "DataFrame", winners: "DataFrame") -> "DataFrame":
 
 
 def full_users(taken: "DataFrame", electorate: Electorate, *, new: bool) -> "DataFrame":
-    """The users without room; new: only those the last round left without."""
+    """Returns the users without room; new: only those whom the last round left without."""
     full = taken.where(F.col("copies") >= electorate.contribution_bound)
     return (full.where("new") if new else full).select("user")
+
+
+def join_by_part(
+    ballots: "DataFrame", users: "DataFrame", electorate: Electorate, *, how: str = "inner"
+) -> "DataFrame":
+    """Joins the ballots with a table of users; a heavy user's pairs stay spread."""
+    if electorate.heavy is None:
+        return ballots.join(users, "user", how)
+    last = F.coalesce(F.col("parts") - 1, F.lit(0))
+    parted = users.join(F.broadcast(electorate.heavy), "user", "left")
+    parted = parted.select(*users.columns, F.explode(F.sequence(F.lit(0), last)).alias("part"))
+    return ballots.join(parted, ["user", "part"], how)
 
 
 def drop_decided(
     undecided: "DataFrame", ballots: "DataFrame", full: "DataFrame", winners: "DataFrame | None", electorate: Electorate
 ) -> "DataFrame":
-    """The examples that neither won nor have a full user."""
-    if electorate.heavy is None:
-        vetoes = ballots.join(full, "user", "left_semi").select("id")
-    else:  # a row for each part of a heavy user, so that their pairs stay spread
-        last = F.coalesce(F.col("parts") - 1, F.lit(0))
-        parted = full.join(F.broadcast(electorate.heavy), "user", "left")
-        parted = parted.select("user", F.explode(F.sequence(F.lit(0), last)).alias("part"))
-        vetoes = ballots.join(parted, ["user", "part"], "left_semi").select("id")
+    """Returns the examples that neither won nor have a full user."""
+    vetoes = join_by_part(ballots, full, electorate, how="left_semi").select("id")
     decided = vetoes if winners is None else vetoes.union(winners.select("id"))
     return undecided.join(decided.distinct(), "id", "left_anti")
+
+
+def size_of(undecided: "DataFrame") -> tuple[int, int]:
+    """Returns the numbers of examples and of pairs."""
+    row = undecided.agg(F.count(F.lit(1)), F.sum(F.col("num_users").cast("bigint"))).collect()[0]
+    return row[0], row[1] or 0
+
+
+def winners_schema(examples: "DataFrame") -> str:
+    """Returns the columns of winners, with ids and users as in a table of examples."""
+    kinds = {field.name: field.dataType.simpleString() for field in examples.schema}
+    return f"id {kinds['id']}, users {kinds['users']}, num_users int, first bigint, second bigint, copies int"
 
 
 def finish_locally(
     undecided: "DataFrame", taken: "DataFrame", *, contribution_bound: int, copies: int, to_the_end: bool
 ) -> pa.Table:
-    """Walks the undecided examples in order with the room that is left, on the driver.
+    """Selects greedily from the undecided examples on the driver, in order, with the room that is left.
 
     Args:
       copies: what an example has that this pass takes.

@@ -1,9 +1,9 @@
-"""Selection on Spark: the S of one machine, found by rounds of votes."""
+"""Selection on Spark in rounds of votes, with the same S as on one machine."""
 
 import dataclasses
 import functools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coowned import validate
 from coowned.errors import InputError
@@ -11,13 +11,15 @@ from coowned.progress import Progress, counted, reporting
 from coowned.selection.bias_mitigating import BiasMitigating
 from coowned.selection.greedy import Greedy
 from coowned.selection.greedy_with_duplicates import GreedyWithDuplicates
+from coowned.selection.priced import Priced
 from coowned.selection.selector import Selector
 from coowned.spark import functions as F
 from coowned.spark import rounds
 from coowned.spark.attribution import SparkGraph, working_on
-from coowned.spark.checkpoints import Checkpoints
+from coowned.spark.checkpoints import Checkpoints, empty_table
+from coowned.spark.priced import Pricing
 from coowned.spark.rounds import finish_locally, interleaved, ordered
-from coowned.spark.user_bounds import taken_before
+from coowned.spark.user_bounds import taken_before, with_bounds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,7 +30,15 @@ RESIDUE = 1_000_000
 HEAVY_USER = 100_000
 """Examples of a user above which no task sees all of them."""
 
-_Supported = Greedy | GreedyWithDuplicates | BiasMitigating
+_Supported = Greedy | GreedyWithDuplicates | BiasMitigating | Priced
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A selector's choice, and the bound proven for it."""
+
+    table: "DataFrame"  # example_id, copies
+    upper_bound: int | None  # on the size of any S
 
 
 def select(
@@ -41,11 +51,11 @@ def select(
     heavy_user: int = HEAVY_USER,
     checkpoint_dir: str | os.PathLike[str] | None = None,
 ) -> "DataFrame":
-    """The examples a selector chooses, as a table `example_id, copies`; only what is chosen has a row.
+    """Returns the examples a selector chooses, as a table `example_id, copies` with rows for chosen examples only.
 
     Args:
       data: a graph from `attribute`, or a table that its defaults fit (`example_id` with `users` or `user_id`).
-      selector: `Greedy`, `GreedyWithDuplicates` or `BiasMitigating`, with ties="hash".
+      selector: `Greedy`, `GreedyWithDuplicates`, `BiasMitigating`, or `Priced` without duplicates; ties="hash".
       seed: public; the same seed gives the same S, on one machine too.
       residue: when no more than this many pairs are undecided, the driver collects and finishes them; 0 never does.
       progress: called after every round as progress(done, message).
@@ -54,6 +64,7 @@ def select(
 
     Guarantees:
       - S is the one that `selector.select` finds on one machine.       (test_equals_one_machine, test_interleaving)
+        That of `Priced` is another one, with a proven bound too.       (test_priced_is_near_its_bound)
       - Neither partitioning nor lost executors change it.              (test_partitioning_changes_nothing,
                                                                          test_killed_executor_changes_nothing)
       - Bounds of single users are held as on one machine.              (test_bounds_of_single_users)
@@ -67,6 +78,27 @@ def select(
     References: Ganesh et al. (2025), https://arxiv.org/abs/2503.03622; the rounds are those of Blelloch, Fineman and
     Shun (2012), https://arxiv.org/abs/1202.3205, for hypergraphs with capacities.
     """
+    settings: Any = {
+        "seed": seed,
+        "residue": residue,
+        "progress": progress,
+        "heavy_user": heavy_user,
+        "checkpoint_dir": checkpoint_dir,
+    }
+    return choose(data, selector, **settings).table
+
+
+def choose(
+    data: "DataFrame | SparkGraph",
+    selector: Selector,
+    *,
+    seed: int = 0,
+    residue: int = RESIDUE,
+    progress: Progress | None = None,
+    heavy_user: int = HEAVY_USER,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+) -> Chosen:
+    """Selects as `select` does, and also returns the proven bound."""
     supported = check_selector(selector)
     validate.seed(seed)
     validate.integer(at_least=0, at_most=1 << 31, residue=residue)
@@ -88,18 +120,24 @@ def select(
             report=report,
             checkpoints=checkpoints,
         )
-        result = _result(graph, supported, voting.run(), checkpoints)
+        winners, upper_bound = voting.run()
+        table = _result(graph, supported, winners, checkpoints)
     report(1.0, "selected")
-    return result
+    return Chosen(table=table, upper_bound=upper_bound)
 
 
 def check_selector(selector: Selector) -> _Supported:
-    """The selector itself; one that does not run on Spark, or not with these settings, is refused."""
+    """Returns the selector itself; raises an error if it, or one of its settings, is not supported on Spark."""
     if not isinstance(selector, _Supported):
         named = getattr(selector, "name", type(selector).__name__)
         raise InputError(
-            f"the selector {named} does not run on Spark; greedy, greedy-with-duplicates and bias-mitigating do. "
-            "Choose one of them, or the local engine"
+            f"the selector {named} does not run on Spark; greedy, greedy-with-duplicates, bias-mitigating and priced "
+            "do. Choose one of them, or the local engine"
+        )
+    if isinstance(selector, Priced) and (selector.allow_duplicates or selector.time_limit is not None):
+        raise InputError(
+            "priced has neither duplicates nor a time limit on Spark; leave them out, choose greedy-with-duplicates, "
+            "or the local engine"
         )
     if callable(selector.contribution_bounds):
         raise InputError("contribution_bounds is a rule, which Spark cannot ask of every key; give a table or a file")
@@ -109,7 +147,7 @@ def check_selector(selector: Selector) -> _Supported:
 
 
 def _result(graph: SparkGraph, selector: _Supported, chosen: "DataFrame", checkpoints: Checkpoints) -> "DataFrame":
-    """The chosen examples and, if they are kept, those without users, as the only files left."""
+    """Saves the chosen examples and, if they are kept, those without users, as the only files left."""
     table = chosen.select("id", "copies")
     if not isinstance(selector, Greedy):  # an example that several passes took has several rows
         table = table.groupBy("id").agg(F.max("copies").alias("copies"))
@@ -117,7 +155,7 @@ def _result(graph: SparkGraph, selector: _Supported, chosen: "DataFrame", checkp
         kept = graph.examples.where(F.size("users") == 0).select("id", F.lit(1).alias("copies"))
         table = table.unionByName(kept)
     named = table.select(F.col("id").cast(graph.id_type).alias("example_id"), F.col("copies").cast("int"))
-    saved = checkpoints.save(named, "selected")
+    saved = checkpoints.save(with_bounds(named, selector.contribution_bounds), "selected")
     checkpoints.remove("rounds")
     return saved
 
@@ -143,23 +181,22 @@ class _Voting:
 
     @functools.cached_property
     def largest_bound(self) -> int:
-        """The largest bound of all users; those with a smaller one begin with copies that they cannot have any more."""
+        """The largest bound of all users; those with a smaller one start with the difference already taken."""
         bounds = self.selector.contribution_bounds
         return self.selector.contribution_bound if bounds is None else max(bounds.tiers.values())
 
     @functools.cached_property
     def passes(self) -> int:
-        """The most passes there can be: one, unless an example may be selected again."""
+        """The maximum number of passes: one, unless an example may be selected again."""
         again = getattr(self.selector, "allow_duplicates", isinstance(self.selector, GreedyWithDuplicates))
         return self.largest_bound if again else 1
 
     @functools.cached_property
     def winners_schema(self) -> str:
-        kinds = {field.name: field.dataType.simpleString() for field in self.graph.examples.schema}
-        return f"id {kinds['id']}, users {kinds['users']}, num_users int, first bigint, second bigint, copies int"
+        return rounds.winners_schema(self.graph.examples)
 
-    def run(self) -> "DataFrame":
-        """id, copies of every winner; an example that several passes took has several rows."""
+    def run(self) -> "tuple[DataFrame, int | None]":
+        """Returns id, copies of every winner (several rows where several passes selected it), and a proven bound."""
         graph, checkpoints = self.graph, self.checkpoints
         self.report(0.0, f"{graph.num_examples:,} examples, {graph.num_pairs:,} pairs")
         if isinstance(self.selector, BiasMitigating):
@@ -167,12 +204,18 @@ class _Voting:
         else:
             undecided = ordered(graph.examples, self.seed)
         user = graph.examples.schema["users"].dataType.elementType.simpleString()  # type: ignore[union-attr]
-        taken = checkpoints.spark.createDataFrame([], f"user {user}, copies int, new boolean")
+        taken = empty_table(checkpoints.spark, f"user {user}, copies int, new boolean")
         if self.selector.contribution_bounds is not None:
             held = taken_before(graph, self.selector.contribution_bounds, self.largest_bound)
             taken = checkpoints.save(held, "rounds/bounds")
             undecided = self._without_full(undecided, taken, "rounds/allowed")
         won: list[str] = []  # the tables of winners of all passes
+        upper_bound = None
+        if isinstance(self.selector, Priced):
+            core = self._pricing(self.selector).core(undecided, taken)
+            undecided, taken, won, upper_bound = core.undecided, core.taken, core.won, core.upper_bound
+            if self.selector.unattributed == "keep":
+                upper_bound += graph.counts[2]
         last_won: list[str] = []
         for number in range(1, self.passes + 1):
             if number > 1:
@@ -182,24 +225,34 @@ class _Voting:
             if over or not last_won:
                 break
         schema = self.winners_schema
-        return checkpoints.read(won, schema) if won else checkpoints.spark.createDataFrame([], schema)
+        return checkpoints.read(won, schema) if won else empty_table(checkpoints.spark, schema), upper_bound
+
+    def _pricing(self, selector: Priced) -> Pricing:
+        return Pricing(
+            selector=selector,
+            electorate=self.electorate,
+            seed=self.seed,
+            residue=self.residue,
+            report=self.report,
+            checkpoints=self.checkpoints,
+        )
 
     def _next_pass(self, number: int, last_won: list[str], taken: "DataFrame") -> "DataFrame":
-        """What the last pass selected, where every user still has room: no other example can be selected again."""
+        """Returns the winners of the last pass whose users all have room: no other example can be selected again."""
         candidates = self.checkpoints.read(last_won, self.winners_schema).drop("copies")
         return self._without_full(candidates, taken, f"rounds/{number}/0/undecided")
 
     def _without_full(self, candidates: "DataFrame", taken: "DataFrame", folder: str) -> "DataFrame":
-        """The candidates all of whose users have room."""
+        """Returns the candidates all of whose users have room."""
         ballots = rounds.cast_ballots(candidates, self.electorate)
         full = rounds.full_users(taken, self.electorate, new=False)
         left = rounds.drop_decided(candidates, ballots, full, None, self.electorate)
         return self.checkpoints.save(left, folder)
 
     def _run_pass(self, number: int, undecided: "DataFrame", taken: "DataFrame") -> "tuple[list[str], DataFrame, bool]":
-        """Rounds until all is decided: the tables of winners, the copies of each user, and whether no pass follows."""
+        """Runs rounds to the end of a pass; returns tables of winners, each user's copies, whether no pass follows."""
         won: list[str] = []
-        examples, pairs = _size(undecided)
+        examples, pairs = rounds.size_of(undecided)
         at_first, count = max(pairs, 1), 0
         title = "round" if self.passes == 1 else f"pass {number}, round"
         while pairs:
@@ -222,7 +275,7 @@ class _Voting:
                 return won, taken, count == 1
             undecided, taken = self._run_round(folder, number, undecided, taken)
             before = examples
-            examples, pairs = _size(undecided)
+            examples, pairs = rounds.size_of(undecided)
             self.checkpoints.remove(*(f"rounds/{number}/{count - 1}/{name}" for name in ("undecided", "taken")))
             decided = f"{before - examples:,} examples decided, {examples:,} undecided ({pairs:,} pairs)"
             self._report(number, 1 - pairs / at_first, f"{title} {count}: {decided}")
@@ -231,7 +284,7 @@ class _Voting:
     def _run_round(
         self, folder: str, number: int, undecided: "DataFrame", taken: "DataFrame"
     ) -> "tuple[DataFrame, DataFrame]":
-        """What is undecided and what each user has after one round."""
+        """Runs one round; returns the undecided examples and each user's copies."""
         from pyspark import StorageLevel
 
         save = self.checkpoints.save
@@ -247,11 +300,5 @@ class _Voting:
             ballots.unpersist(blocking=True)
 
     def _report(self, number: int, share: float, message: str) -> None:
-        """Reports a share of one pass; how many passes there will be is not known."""
+        """Reports a share of one pass, since the number of passes is unknown."""
         self.report(share if self.passes == 1 else 1 - 0.5 ** (number - 1) + 0.5**number * share, message)
-
-
-def _size(undecided: "DataFrame") -> tuple[int, int]:
-    """Examples and pairs."""
-    row = undecided.agg(F.count(F.lit(1)), F.sum(F.col("num_users").cast("bigint"))).collect()[0]
-    return row[0], row[1] or 0

@@ -1,4 +1,4 @@
-"""S as Parquet files with its certificate: both are written completely or not at all, and read back."""
+"""S as Parquet files with its certificate, both written atomically, and read back."""
 
 import contextlib
 import os
@@ -48,7 +48,7 @@ def write_selection(
 
 
 def read_selection(spark: "SparkSession", path: str | os.PathLike[str]) -> "DataFrame":
-    """`example_id, copies` of what was selected, here or on one machine: a file or a folder, or the address of either.
+    """Reads `example_id, copies` of a selection made here or on one machine: a file or folder, or its address.
 
     Guarantees:
       - What was written comes back.   (test_round_trip_on_spark)
@@ -72,7 +72,7 @@ def read_selection(spark: "SparkSession", path: str | os.PathLike[str]) -> "Data
 
 
 def read_certificate(spark: "SparkSession", address: str) -> str:
-    """The text of the certificate at an address."""
+    """Reads the text of the certificate at an address."""
     with spark_errors(address):
         system, path = hadoop_path(spark, address)
         if not system.exists(path):
@@ -87,14 +87,14 @@ def read_certificate(spark: "SparkSession", address: str) -> str:
 
 
 def exists(spark: "SparkSession", url: str) -> bool:
-    """Whether there is a file or folder at a URL."""
+    """Returns whether there is a file or folder at a URL."""
     with spark_errors(url):
         system, path = hadoop_path(spark, url)
         return bool(system.exists(path))
 
 
 def write_parts(selection: "DataFrame", certificate: ContributionCertificate, folder: Path) -> None:
-    """Writes the parts to a folder of this machine, and checks that all arrived."""
+    """Writes the parts to a local folder, and checks that all arrived."""
     selection.write.parquet(folder.resolve().as_uri(), compression="zstd")
     # Executors without a shared disk would have written to their local disks.
     found = 0
@@ -110,7 +110,7 @@ def write_parts(selection: "DataFrame", certificate: ContributionCertificate, fo
 def _write_by_spark(
     spark, selection: "DataFrame", certificate: ContributionCertificate, address: str
 ) -> tuple[str, str]:
-    """On any file system: all under hidden names, then renamed."""
+    """Writes to any file system: everything under hidden names, then renamed."""
     address = address.rstrip("/")
     parent, _, name = address.rpartition("/")
     certificate_path = certificate_for(address)

@@ -1,18 +1,24 @@
-"""A Spark session that is quiet, and one sentence where a machine has no Spark."""
+"""Spark sessions with little logging, and clear errors on machines without Spark."""
 
 import contextlib
+import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from coowned.errors import InputError
 from coowned.extras import require
+from coowned.spark.checkpoints import hadoop_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,7 +29,7 @@ _REMEDY = f"the Spark engine needs Java {_OLDEST_JAVA} or newer (a JDK or JRE on
 
 
 def check_machine() -> None:
-    """Refuses a machine without pyspark or a new enough Java, and says what to install."""
+    """Raises an error that says what to install if pyspark or a recent enough Java is missing."""
     require("spark", "the Spark engine")
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(home) / "bin") if home else None)
@@ -40,7 +46,7 @@ def check_machine() -> None:
 
 
 def check_master(master: str) -> None:
-    """Refuses what Spark would end with a stack trace of Java's for.
+    """Raises an error for masters that would end Spark with a Java stack trace.
 
     >>> check_master("local[two]")
     Traceback (most recent call last):
@@ -52,15 +58,19 @@ def check_master(master: str) -> None:
 
 
 @contextlib.contextmanager
-def session(master: str | None = None, **options: Any) -> "Iterator[SparkSession]":
-    """The running Spark session, or else one started here for this master and stopped at the end.
+def session(
+    master: str | None = None, *, py_files: Iterable[str] = (), quiet: bool = True, **options: Any
+) -> "Iterator[SparkSession]":
+    """Yields the running Spark session, or one started here for this master and stopped at the end.
 
-    A started one has no web page and logs errors only; with a `local` master it also listens on this machine alone
-    and has a quarter of its memory.
+    A started one has no web page and logs nothing; with a `local` master it also listens on this machine alone and has
+    a quarter of its memory.
 
     Args:
       master: as Spark writes it (local[*], spark://host:7077, yarn, …); None for what Spark is configured for, else
         local[*].
+      py_files: zips that the executors' Python imports from, such as `coowned spark-package` writes.
+      quiet: what fails is raised, and Spark's own log is off.
       options: further settings, with __ for the dots (spark__executor__memory="4g").
     """
     check_machine()
@@ -69,17 +79,21 @@ def session(master: str | None = None, **options: Any) -> "Iterator[SparkSession
 
     running = SparkSession.getActiveSession()
     if running is not None:
-        use_this_interpreter(running)
+        _prepare(running, py_files)
         yield running
         return
     chosen = master or os.environ.get("MASTER") or "local[*]"
     check_master(chosen)
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-    settings |= _local_settings() if chosen.startswith("local") else {"spark.log.level": "ERROR"}
+    if quiet:
+        file = Path(__file__).with_name("log4j2.properties").as_uri()
+        settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={file}"
+    settings |= _local_settings() if chosen.startswith("local") else {}
     settings |= {name.replace("__", "."): str(value) for name, value in options.items()}
     builder = SparkSession.builder.master(chosen).appName("coowned")
     for name, value in settings.items():
         builder = builder.config(name, value)
+    handler = signal.getsignal(signal.SIGINT)
     try:
         with warnings.catch_warnings():  # the package uses no pandas, whatever of it is installed
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
@@ -91,15 +105,68 @@ def session(master: str | None = None, **options: Any) -> "Iterator[SparkSession
             raise
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"Spark did not start on {chosen} ({reason}); check --master; {_REMEDY}") from error
-    use_this_interpreter(started)
+    with _without_logs_of_py4j():
+        try:
+            with _interruptible(started, handler):
+                _prepare(started, py_files)
+                yield started
+        finally:
+            with contextlib.suppress(Exception):  # Java may be gone already
+                _remove_checkpoint_folder(started)
+            started.stop()
+
+
+def _remove_checkpoint_folder(spark: "SparkSession") -> None:
+    """Removes the folder that Spark made for this session inside `spark.checkpoint.dir`."""
+    folder = spark.sparkContext.getCheckpointDir()
+    if folder is not None:
+        file_system, path = hadoop_path(spark, folder)
+        file_system.delete(path, True)
+
+
+@contextlib.contextmanager
+def _without_logs_of_py4j() -> Iterator[None]:
+    """Drops the stack traces that py4j writes to the root logger; the error is raised as well."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "py4j" not in Path(record.pathname).parts
+
+    logging.getLogger().addFilter(keep)
     try:
-        yield started
+        yield
     finally:
-        started.stop()
+        logging.getLogger().removeFilter(keep)
+
+
+@contextlib.contextmanager
+def _interruptible(spark: "SparkSession", handler: Any) -> Iterator[None]:
+    """Cancels Spark's jobs on an interrupt, and calls the handler installed before Spark's own."""
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+
+    def interrupted(number: int, frame: Any) -> None:
+        with contextlib.suppress(Exception):  # Java may be gone already
+            spark.sparkContext.cancelAllJobs()
+        handler(number, frame)
+
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _prepare(spark: "SparkSession", py_files: Iterable[str]) -> None:
+    use_this_interpreter(spark)
+    for path in py_files:
+        if "://" not in path and not Path(path).is_file():
+            raise InputError(f"{path}: no such file; `coowned spark-package -o {path}` writes one")
+        spark.sparkContext.addPyFile(path)
 
 
 def use_this_interpreter(spark: "SparkSession") -> None:
-    """Python workers run the interpreter of this process, which has this package, unless another one was configured.
+    """Makes Python workers use the interpreter of this process, unless another one was configured.
 
     Spark's own default is the first python3 on the executor's PATH.
 
@@ -114,7 +181,7 @@ def use_this_interpreter(spark: "SparkSession") -> None:
 
 @contextlib.contextmanager
 def spark_errors(source: str, *, unreadable: str = "Spark cannot read it; write it again") -> Iterator[None]:
-    """Makes one sentence of what Spark raises: an InputError where the data are to blame, else an OSError.
+    """Turns Spark's errors into one sentence: InputError if the data are to blame, else OSError.
 
     Spark's messages about a row are never shown: they quote cells, which are private data.
     """
@@ -127,18 +194,50 @@ def spark_errors(source: str, *, unreadable: str = "Spark cannot read it; write 
         text = " ".join(str(error).split())
         blame = re.search(r"\[((?:MALFORMED|FAILED_READ_FILE|CANNOT_READ|UNABLE_TO_INFER|PATH_NOT_FOUND)\w*)", text)
         if blame is not None:
-            raise InputError(f"{source}: {unreadable} (Spark: {blame[1]})") from error
-        raise OSError(f"{source}: Spark failed ({text.split(' SQLSTATE')[0][:300]})") from error
+            file = re.search(r"while reading file (\S+?)[.,]? ", text)
+            named = source if file is None else unquote(re.sub("^file:/+", "/", file[1]))
+            raise InputError(f"{named}: {unreadable} (Spark: {blame[1]})") from error
+        if "No space left on device" in text:
+            raise OSError(f"{source}: a disk is full; make room in {_folders()}") from error
+        raise OSError(f"{source}: Spark failed ({_reason(text)}); --verbose shows more") from error
+
+
+def _folders() -> str:
+    """Returns a sentence that says where Spark writes, and how to choose another place."""
+    from pyspark.sql import SparkSession
+
+    running = SparkSession.getActiveSession()
+    temporary = tempfile.gettempdir()
+    if running is None:
+        return f"{temporary}, or give another folder with --checkpoint-dir"
+    checkpoints = running.sparkContext.getCheckpointDir() or temporary
+    local = running.sparkContext.getConf().get("spark.local.dir") or temporary
+    return (
+        f"{checkpoints} (the tables between two steps; --checkpoint-dir) and, on the executors, {local} (what they "
+        "shuffle; --conf spark.local.dir=DIR), or give others"
+    )
+
+
+def _reason(text: str) -> str:
+    """Returns the reason of a Spark failure, without stack traces.
+
+    >>> _reason("Job aborted: An exception was thrown from the Python worker: Traceback ... KeyError: 'x' at org.a.B")
+    'a Python worker raised KeyError'
+    >>> _reason("Job aborted due to stage failure: Lost task 0.3 (10.0.0.1 executor 1): a.b.C: boom at a.b.C(D.java:1)")
+    'Job aborted due to stage failure: Lost task 0.3 (10.0.0.1 executor 1): a.b.C: boom'
+    """
+    if "Traceback" in text:
+        raised = re.findall(r"\b((?:\w+\.)*\w*(?:Error|Exception)): ", text.partition("Traceback")[2])
+        return f"a Python worker raised {raised[0]}" if raised else "a Python worker failed"
+    return re.split(r"\s+at \S+\(| SQLSTATE", text)[0][:300]
 
 
 def _local_settings() -> dict[str, str]:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 >> 20 if hasattr(os, "sysconf") else 2048
-    logging = Path(__file__).with_name("log4j2.properties").as_uri()
     return {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": f"{max(memory, 1024)}m",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging}",
         "spark.sql.shuffle.partitions": str(max(4, 2 * (os.cpu_count() or 1))),
     }

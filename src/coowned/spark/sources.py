@@ -28,6 +28,7 @@ from coowned.errors import InputError
 from coowned.spark import functions as F
 from coowned.spark.attribution import SparkGraph, attribute, column_named
 from coowned.spark.checkpoints import hadoop_path
+from coowned.spark.executors import check_python
 from coowned.spark.session import spark_errors
 
 if TYPE_CHECKING:
@@ -48,12 +49,12 @@ _Kind = tuple[bool, str]  # whether it is inside a list, and what it is
 
 
 def is_address(path: str | os.PathLike[str]) -> bool:
-    """Whether Spark alone can find it: hdfs://…, s3a://…"""
+    """Returns whether only Spark can open the path: hdfs://…, s3a://…"""
     return "://" in str(path)
 
 
 def check_source(source: DataSource) -> str:
-    """The format of a source that Spark can read as one machine does; any other is refused."""
+    """Returns the format of a source that Spark reads as one machine does; raises an error for any other."""
     guess = _kind_of_address if is_address(source.path) else detect_format
     kind = source.format or guess(source.path)
     if kind not in SUFFIXES:
@@ -73,14 +74,14 @@ def _kind_of_address(path: str | os.PathLike[str]) -> str:
 
 
 def attribute_source(spark: "SparkSession", source: DataSource) -> SparkGraph:
-    """Reads and attributes what a `DataSource` describes: Parquet, CSV or JSON lines with a column of ids.
+    """Reads and attributes a `DataSource`: Parquet, CSV or JSON lines with a column of ids.
 
     Its path may be an address of any file system that Spark knows (hdfs://…, s3a://…). The columns of every file are
     looked at first, from the driver; JSON lines are looked through once, on the executors.
 
     Guarantees:
       - The same graph as `source.read()`.                       (test_sources_are_read_as_locally)
-      - Files whose columns differ are refused, as locally.      (test_folders_of_other_columns_are_refused)
+      - Files whose columns of ids and users differ are refused. (test_folders_of_other_columns_are_refused)
       - What is refused locally for its bytes or types is here.  (test_bad_files_are_refused_as_locally)
     """
     kind = check_source(source)
@@ -111,7 +112,7 @@ def read_parquet(
     columns: Sequence[str],
     check: Callable[[pa.Schema], object],
 ) -> "DataFrame":
-    """These columns of a Parquet file, or of a folder of files with the same columns.
+    """Reads these columns of a Parquet file, or of a folder of files with the same columns.
 
     Args:
       path: on this machine, or an address.
@@ -119,7 +120,7 @@ def read_parquet(
     """
     files = _files(spark, path, SUFFIXES["parquet"])
     schemas = _schemas(spark, files, "parquet")
-    check(one_schema(list(files.values()), schemas))
+    check(_shared_schema(files, schemas, columns))
     groups: dict[Any, list[str]] = {}
     for address, schema in zip(files, schemas, strict=True):
         groups.setdefault(tuple(schema.field(name).type for name in columns), []).append(address)
@@ -128,13 +129,25 @@ def read_parquet(
     return functools.reduce(lambda one, other: one.unionByName(other), tables)
 
 
+def _shared_schema(files: dict[str, str], schemas: list[pa.Schema], columns: Sequence[str]) -> pa.Schema:
+    """Returns the columns of the first file; the named ones have the types of all files, the others are content."""
+    names = list(files.values())
+    named = [pa.schema([field for field in schema if field.name in columns]) for schema in schemas]
+    try:
+        fields = {field.name: field for field in one_schema(names, named)}
+    except InputError:
+        one_schema(names, schemas)  # says the same of all columns, as one machine does
+        raise
+    return pa.schema([fields.get(field.name, field) for field in schemas[0]])
+
+
 def _schemas(spark: "SparkSession", files: dict[str, str], kind: str) -> list[pa.Schema]:
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
         return list(pool.map(lambda address, name: _schema(spark, address, name, kind), files, files.values()))
 
 
 def _read(spark: "SparkSession", source: DataSource, kind: str) -> "DataFrame":
-    """The columns of ids and users."""
+    """Reads the columns of ids and users."""
     columns = list(dict.fromkeys([source.example_id or "", *source.user_columns()]))
     if kind == "parquet":
         return read_parquet(spark, source.path, columns, functools.partial(_refuse_columns, source))
@@ -142,11 +155,11 @@ def _read(spark: "SparkSession", source: DataSource, kind: str) -> "DataFrame":
     if kind == "jsonl":
         return _read_json_lines(spark, source, files, columns)
     schemas = _schemas(spark, files, kind)
-    _refuse_columns(source, one_schema(list(files.values()), schemas))
-    groups: dict[str, list[str]] = {}
-    for address in files:
-        groups.setdefault(_delimiter(address), []).append(address)
-    tables = [_read_csv(spark, group, schemas[0].names, columns) for group in groups.values()]
+    _refuse_columns(source, _shared_schema(files, schemas, columns))
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for address, schema in zip(files, schemas, strict=True):
+        groups.setdefault((_delimiter(address), *schema.names), []).append(address)
+    tables = [_read_csv(spark, group, header, columns) for (_, *header), group in groups.items()]
     table = functools.reduce(lambda one, other: one.unionByName(other), tables)
     if not _lines(spark, files).where("not valid").isEmpty():  # Spark has put a replacement character there
         for name in columns:
@@ -156,7 +169,7 @@ def _read(spark: "SparkSession", source: DataSource, kind: str) -> "DataFrame":
 
 
 def _files(spark: "SparkSession", path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> dict[str, str]:
-    """The addresses of the file, or of the folder's files, for Spark, with their names for errors."""
+    """Returns Spark's addresses of the file, or of the folder's files, with their names for errors."""
     if not is_address(path):
         files = {f"file://{file.resolve()}": str(file) for file in files_of(path, suffixes)}
     else:
@@ -168,7 +181,7 @@ def _files(spark: "SparkSession", path: str | os.PathLike[str], suffixes: tuple[
 
 
 def _files_at(spark: "SparkSession", path: str, suffixes: tuple[str, ...]) -> list[str]:
-    """Like `files_of`, on any file system."""
+    """Does what `files_of` does, on any file system."""
     system, root = hadoop_path(spark, path)
     if not system.exists(root):
         raise InputError(f"{path}: no such file or folder; check the address")
@@ -200,7 +213,7 @@ def _delimiter(address: str) -> str:
 
 
 def _read_csv(spark: "SparkSession", addresses: list[str], names: list[str], columns: list[str]) -> "DataFrame":
-    """Every column as text, an empty cell as the empty text; names: the header that all files have."""
+    """Reads every column as text, an empty cell as the empty text; names: the header that all files have."""
     # Quotes doubled inside quotes, line breaks allowed in cells; whole rows, so that a ragged one is seen.
     table = _reader(spark).option("columnPruning", "false").csv(
         _literal(addresses), schema=", ".join(f"c{at} string" for at in range(len(names))), header=True,
@@ -213,7 +226,7 @@ def _read_csv(spark: "SparkSession", addresses: list[str], names: list[str], col
 
 
 def _schema(spark: "SparkSession", address: str, name: str, kind: str) -> pa.Schema:
-    """The columns of one file."""
+    """Returns the columns of one file."""
     if kind == "parquet" and is_address(name):
         from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -232,7 +245,7 @@ def _schema(spark: "SparkSession", address: str, name: str, kind: str) -> pa.Sch
 
 
 def _open(spark: "SparkSession", name: str) -> io.BufferedReader:
-    """The bytes of a file; of one that only Spark can find, as many as a header can have."""
+    """Opens a file; of one that only Spark can find, the first bytes, enough for any header."""
     if not is_address(name):
         return io.BufferedReader(pa.input_stream(name))  # type: ignore[arg-type]
     system, path = hadoop_path(spark, name)
@@ -253,18 +266,18 @@ def _header(stream: io.BufferedReader, name: str) -> list[str]:
 
 
 def _refuse_columns(source: DataSource, schema: pa.Schema) -> None:
-    """Missing or duplicate columns and wrong types: the local reader's errors for a table without rows."""
+    """Raises the local reader's errors for missing or duplicate columns and wrong types."""
     attribute_table(schema.empty_table(), source, Location(str(source.path)), user_keys=None, aliases=None)
 
 
 def _lines(spark: "SparkSession", files: dict[str, str]) -> "DataFrame":
-    """text, file, valid (whether the text is UTF-8): a break of lines is never inside a letter."""
+    """Returns text, file, valid (whether the text is UTF-8); newline bytes never occur inside a character."""
     text = _reader(spark).text(_literal(files))
     return text.select("value", F.col("_metadata.file_path").alias("file"), F.is_valid_utf8("value").alias("valid"))
 
 
 def _named(address: str, files: dict[str, str]) -> str:
-    """The name of a file that Spark reports, which spells addresses in more than one way."""
+    """Returns the name of a file that Spark reports, which spells addresses in more than one way."""
     plain = re.sub(r"^file:/+", "file:///", unquote(address))
     return next((name for file, name in files.items() if re.sub(r"^file:/+", "file:///", file) == plain), address)
 
@@ -274,6 +287,7 @@ def _read_json_lines(
 ) -> "DataFrame":
     from pyspark.sql.pandas.types import from_arrow_schema
 
+    check_python(spark)
     surveys: dict[str, _Survey] = collections.defaultdict(_Survey)
     for file, part in _lines(spark, files).rdd.mapPartitions(functools.partial(_survey_lines, columns)).collect():
         surveys[_named(file, files)].join(part)
@@ -315,7 +329,7 @@ class _Survey:
 
 
 def _arrow_type(kinds: set[_Kind]) -> pa.DataType | None:
-    """The type of a column with these kinds of value, text where they differ; None if lists and other values occur."""
+    """Returns the type of a column with these kinds of value, text if they differ; None for a mix with lists."""
     known = {kind for kind in kinds if kind != (False, _NULL)}
     if len({in_list for in_list, _ in known}) > 1:
         return None
@@ -329,7 +343,7 @@ def _arrow_type(kinds: set[_Kind]) -> pa.DataType | None:
 
 
 def _survey_lines(names: Sequence[str], rows: Iterable[Any]) -> Iterator[tuple[str, _Survey]]:
-    """Runs on the executors: what some lines of each file hold; rows: text, file, whether the text is UTF-8."""
+    """Summarizes some lines of each file on the executors; rows: text, file, whether the text is UTF-8."""
     found: dict[str, _Survey] = collections.defaultdict(_Survey)
     for text, file, valid in rows:
         part = found[file]

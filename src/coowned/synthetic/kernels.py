@@ -1,4 +1,4 @@
-"""Generates random numbers for synthetic worlds: compiled, counter-based, and the same bits on every platform.
+"""Random numbers for synthetic worlds: compiled, counter-based, with the same bits on every platform.
 
 SplitMix64 because stored worlds and figures were made with it, and numpy's generators are not counter-based inside of a
 compiled loop. The i-th draw of a stream is `mix(key + i * GAMMA)` (SplitMix64), so that a draw is a pure function of
@@ -49,7 +49,7 @@ def stream_key(seed: int, tag: int) -> np.uint64:
 
 
 def python_mix(state: int) -> int:
-    """`mix` on Python integers, for worlds generated without a kernel."""
+    """Computes `mix` on Python integers, for worlds generated without a kernel."""
     mask = 2**64 - 1
     state = (state ^ (state >> 30)) * int(MIX_FIRST) & mask
     state = (state ^ (state >> 27)) * int(MIX_SECOND) & mask
@@ -108,7 +108,7 @@ def power(base, exponent):
 
 
 def poisson_cumulative(mean: float) -> np.ndarray:
-    """P(N <= n) for n = 0, 1, …, from sums and products alone; beyond the last entry is less than 2^-60.
+    """Computes P(N <= n) for n = 0, 1, …, from sums and products alone; beyond the last entry is less than 2^-60.
 
     >>> poisson_cumulative(2.0)[:3].round(6)
     array([0.135335, 0.406006, 0.676676])

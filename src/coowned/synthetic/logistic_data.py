@@ -1,4 +1,4 @@
-"""Generates features and labels for a synthetic graph; labels depend on the number of users of an example."""
+"""Features and labels for a synthetic graph; labels depend on the number of users of an example."""
 
 import dataclasses
 import functools
@@ -6,11 +6,15 @@ from typing import Any
 
 import numba
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from coowned import threads, validate
 from coowned.attribution.graph import AttributionGraph, indices
+from coowned.content.data import Draw, FeatureTable, RowTable, row_order
+from coowned.content.derived import Arrays
 from coowned.errors import InputError
+from coowned.exact.linear_kernels import fill_norms
 from coowned.synthetic.kernels import GAMMA, draw_at, exp, fill_gaussian_rows, mix, stream_key, unit
 
 FEATURES_TAG, BASE_TAG, BIAS_TAG, LABELS_TAG, SPLIT_TAG = 3, 4, 5, 6, 7  # one random stream each
@@ -20,7 +24,7 @@ NUMBERS_A_THREAD = 500_000  # below this a thread costs more than it saves
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogisticData:
-    """The paper's logistic regression: label ~ Bernoulli(sigmoid(s·⟨2/(1+beta)·(a + beta·|e|·b), z⟩)).
+    """Data of the paper's logistic regression: label ~ Bernoulli(sigmoid(s·⟨2/(1+beta)·(a + beta·|e|·b), z⟩)).
 
     z are the features of an example, |e| its number of users, a a vector common to all examples, b one that makes
     examples with many users differ from those with few; s is `steepness`, beta `bias_strength`. At beta = 0 the
@@ -50,7 +54,7 @@ class LogisticData:
         validate.in_range(0.0, np.inf, open_high=True, bias_strength=self.bias_strength)
 
     def attach(self, graph: AttributionGraph, *, seed: int) -> "LogisticWorld":
-        """This data for the examples of a graph. Costs nothing: features are generated on request."""
+        """Returns this data for the examples of a graph, at no cost: features are generated on request."""
         return LogisticWorld(data=self, graph=graph, seed=seed)
 
 
@@ -87,12 +91,12 @@ class LogisticWorld:
 
     @functools.cached_property
     def base_vector(self) -> np.ndarray:
-        """(num_features,) float64: a, which acts on every example."""
+        """The (num_features,) float64 vector a, which acts on every example."""
         return self._vector(BASE_TAG)
 
     @functools.cached_property
     def bias_vector(self) -> np.ndarray:
-        """(num_features,) float64: b, which acts in proportion to the number of users."""
+        """The (num_features,) float64 vector b, which acts in proportion to the number of users."""
         return self._vector(BIAS_TAG)
 
     def features(self, examples: Any) -> np.ndarray:
@@ -106,7 +110,7 @@ class LogisticWorld:
         return self.stored[1][rows] if self.stored is not None else self._flip(rows, self.probabilities(rows))
 
     def batch(self, examples: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Features and labels of these examples, in the order given, for less than the two calls apart."""
+        """Returns features and labels of these examples, in the order given, faster than two calls."""
         rows = self._rows(examples)
         if self.stored is not None:
             return self.stored[0][rows], self.stored[1][rows]
@@ -114,7 +118,7 @@ class LogisticWorld:
         return features, self._flip(rows, probabilities)
 
     def probabilities(self, examples: Any) -> np.ndarray:
-        """(n,) float64: the probability of label 1. No model is better than the mean of max(p, 1 - p) in accuracy."""
+        """Returns the (n,) float64 probabilities of label 1; the mean of max(p, 1 - p) bounds any model's accuracy."""
         rows = self._rows(examples)
         probabilities = np.empty(rows.size)
         step = max(1, 8_000_000 // self.data.num_features)  # features pass through memory in pieces
@@ -124,12 +128,12 @@ class LogisticWorld:
         return probabilities
 
     def split(self, examples: Any) -> np.ndarray:
-        """(n,) uint8: 0 train (80%), 1 validation (10%), 2 test (10%), by a hash of (seed, example)."""
+        """Returns (n,) uint8: 0 train (80%), 1 validation (10%), 2 test (10%), by a hash of (seed, example)."""
         drawn = draw_at(stream_key(self.seed, SPLIT_TAG), self._rows(examples))
         return (drawn >= np.uint64(2**64 * 8 // 10)).astype(np.uint8) + (drawn >= np.uint64(2**64 * 9 // 10))
 
     def examples_in(self, split: str) -> np.ndarray:
-        """(n,) int64: the examples of "train", "validation" or "test", in increasing order."""
+        """Returns the (n,) int64 examples of "train", "validation" or "test", in increasing order."""
         validate.one_of(SPLITS, split=split)
         return np.flatnonzero(self.split(np.arange(self.num_examples)) == SPLITS.index(split))
 
@@ -242,3 +246,56 @@ def flip_coins(key, rows, probabilities):
     for i in range(rows.size):
         labels[i] = unit(mix(key + np.uint64(rows[i] + 1) * GAMMA)) < probabilities[i]
     return labels
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class WorldData(RowTable):
+    """A `LogisticWorld`'s examples, or a part of them; features, and norms if asked for, are made with a batch.
+
+    Guarantees:
+      - A part gives the same content as the whole.   (test_world_part_equals_the_whole)
+
+    Example:
+      >>> from coowned import AttributionGraph
+      >>> from coowned.synthetic.logistic_data import LogisticData
+      >>> graph = AttributionGraph.from_users_per_example([[0], [0, 1]])
+      >>> WorldData.part(LogisticData(num_features=4).attach(graph, seed=0), [1]).graph.num_examples
+      1
+    """
+
+    world: LogisticWorld
+    norms: bool = False
+
+    @classmethod
+    def part(cls, world: LogisticWorld, examples: Any = None) -> "WorldData | FeatureTable":
+        """Returns all examples of a world, or those given by their indices in its graph; a table of those in memory."""
+        rows = None if examples is None else np.asarray(examples, np.int64)
+        graph = world.graph if rows is None else world.graph.subgraph(rows)
+        if world.stored is None:
+            return cls(graph=graph, world=world, rows=rows)
+        features, labels = world.stored
+        return FeatureTable(graph=graph, features=features, labels=labels, rows=rows)
+
+    def stored(self) -> Arrays:
+        return dict(zip(("lengths", "ids"), row_order(self.world.graph), strict=True))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"features": (self.world.data.num_features,), "labels": (), **({"norms": ()} if self.norms else {})}
+
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        return dict.fromkeys(self.shapes(), np.dtype(np.float32))
+
+    def fill(self, examples: npt.NDArray[np.int64], out: dict[str, npt.NDArray[Any]], draw: Draw | None = None) -> None:
+        rows = self._rows_of(examples)
+        out["features"][: rows.size], out["labels"][: rows.size] = self.world.batch(rows)
+        if self.norms:
+            fill_norms(out["features"], np.arange(rows.size), out["norms"])
+
+    def with_norms(self) -> "WorldData":
+        """Features together with their rows' norms."""
+        return dataclasses.replace(self, norms=True)
+
+    @property
+    def digest(self) -> str:
+        world = self.world
+        return self._digest(dataclasses.asdict(world.data), world.seed, world.graph.digest)

@@ -1,4 +1,4 @@
-"""Generates the probabilistic regular graph: every user is equally likely to be on every example."""
+"""The probabilistic regular graph: every user is equally likely to be on every example."""
 
 import dataclasses
 

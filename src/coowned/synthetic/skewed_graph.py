@@ -1,4 +1,4 @@
-"""Generates the skewed graph: users who are on many examples already are more likely to be on the next one."""
+"""The skewed graph: users who are on many examples already are more likely to be on the next one."""
 
 import dataclasses
 import math

@@ -1,14 +1,18 @@
-"""Generates made-up e-mail: the five messages of the paper's first figure, and a small world of people who write."""
+"""Synthetic e-mail: the five messages of the paper's first figure, and a small world of people who write."""
 
 import dataclasses
 import datetime
 import email.message
 import email.policy
 import os
-from collections.abc import Sequence
+import re
+import zlib
+from collections.abc import Iterable, Sequence
 from email.generator import BytesGenerator
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from coowned import validate
@@ -93,7 +97,7 @@ def five_emails() -> pa.Table:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmailWorld:
-    """People of very different activity who write, reply and copy each other in, on work and on private matters.
+    """A world of people with very different activity who write, reply and copy each other, on work and private matters.
 
     One person has a secret that others mention in e-mails to them: protecting only what a person *sent* would not
     cover it.
@@ -135,7 +139,7 @@ class EmailWorld:
 
     @property
     def names(self) -> list[str]:
-        """alice, bob, carol, …; after the last name they go round again as alice2, bob2, …"""
+        """alice, bob, carol, …; after the last name they repeat as alice2, bob2, …"""
         rounds = [(name, lap) for lap in range(self.num_people // len(FIRST_NAMES) + 1) for name in FIRST_NAMES]
         return [name if lap == 0 else f"{name}{lap + 1}" for name, lap in rounds[: self.num_people]]
 
@@ -306,3 +310,27 @@ class _Draws:
 
     def shuffle(self, items: list) -> None:
         items[:] = self.distinct(items, len(items))
+
+
+_WORD = re.compile(r"[a-z]+")
+
+
+def hashed_words(texts: Iterable[str], num_features: int) -> npt.NDArray[np.float32]:
+    """Returns (texts, num_features) float32 rows of norm at most 1.
+
+    Nothing is fitted: the features of a text depend on that text alone, so that one person's words cannot change
+    another's row.
+
+    Guarantees:
+      - A row depends on its own text alone.   (test_a_row_depends_on_its_text_alone)
+
+    >>> hashed_words(["a cat", ""], 4).tolist()
+    [[0.7071..., 0.0, 0.0, 0.7071...], [0.0, 0.0, 0.0, 0.0]]
+    """
+    validate.positive(num_features=num_features)
+    texts = list(texts)
+    counts = np.zeros((len(texts), num_features), np.float32)
+    for row, text in enumerate(texts):
+        for word in _WORD.findall(text.lower()):
+            counts[row, zlib.crc32(word.encode()) % num_features] += 1
+    return counts / np.maximum(1, np.linalg.norm(counts, axis=1, keepdims=True))

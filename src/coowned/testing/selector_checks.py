@@ -1,4 +1,4 @@
-"""The checks that every selector must pass, including those written by others.
+"""Checks that every selector must pass, including third-party ones.
 
     check_selector(lambda bound: Greedy(contribution_bound=bound), maximal=True)
     check_schedule_selector(lambda size, number, separation: GreedyMinSeparation(
@@ -18,7 +18,7 @@ from coowned.selection.selector import Schedule, Selection, Selector
 
 
 class _Interrupted(Exception):
-    """Raised by a progress of the checks: it must come out of `select`."""
+    """Raised by a progress callback of the checks: it must propagate out of `select`."""
 
 
 def hard_graphs() -> dict[str, AttributionGraph]:
@@ -159,14 +159,14 @@ def check_separation(graph: AttributionGraph, schedule: Schedule, *, min_separat
 
 
 def copies_per_user(graph: AttributionGraph, copies: np.ndarray) -> np.ndarray:
-    """(num_users,) selected copies that contain each user."""
+    """Counts (num_users,) the selected copies that contain each user."""
     counts = np.zeros(graph.num_users, np.int64)
     np.add.at(counts, graph.users, np.repeat(copies, graph.users_per_example))
     return counts
 
 
 def relabelled(graph: AttributionGraph) -> AttributionGraph:
-    """The same graph with its users numbered differently."""
+    """Returns the same graph with its users numbered differently."""
     new_label = np.random.default_rng(11).permutation(graph.num_users)
     return AttributionGraph.from_csr(
         graph.indptr, new_label[graph.users], num_users=graph.num_users, example_ids=graph.example_ids

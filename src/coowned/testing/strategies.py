@@ -18,7 +18,7 @@ def attribution_graphs(
     max_users_per_example: int = 4,
     with_ids: bool = True,
 ) -> AttributionGraph:
-    """Graphs with examples without users, users without examples, repeated user sets and every kind of id.
+    """Generates graphs with examples without users, users without examples, repeated user sets and every kind of id.
 
     Example:
       >>> from hypothesis import find
@@ -38,7 +38,7 @@ def attribution_graphs(
 
 @st.composite
 def example_ids(draw: st.DrawFn, length: int) -> list[int | str] | None:
-    """No ids, integers of any size, or text of any length in any script."""
+    """Generates no ids, integers of any size, or text of any length in any script."""
     number = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 200)
     text = st.text(st.characters(codec="utf-8"), max_size=70)
     kind = draw(st.sampled_from([None, number, text]))

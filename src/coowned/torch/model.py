@@ -1,6 +1,10 @@
-"""Any PyTorch module: a loss of one example and a function that predicts, given in memory or made by a file."""
+"""PyTorch modules as models: a loss of one example and a prediction function, given in memory or made by a file."""
 
+import contextlib
+import copy
 import dataclasses
+import functools
+import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +25,6 @@ from coowned.models.example_specification import ExampleSpecification
 from coowned.models.model import Model
 from coowned.models.parameter_trees import ParameterTree
 from coowned.models.python_model import PythonModel
-from coowned.torch.fresh_copies import fresh_copy
 from coowned.torch.module_model import ModuleModel, linear_stand_in, tensors
 
 _AT_ONCE = 1024  # rows that are encoded together
@@ -43,7 +46,7 @@ class TorchModel(ExampleSpecification):
       - A row that `encode` fails on, or makes other shapes of, adds nothing and stops nothing.
         (test_rows_that_cannot_be_encoded_add_nothing)
       - An `encode` that remembers rows, so that one changes what another becomes, is refused where some rows show it.
-        (test_an_encoder_that_remembers_is_refused)
+        (test_an_encoder_that_remembers_is_refused, test_an_encoder_that_remembers_other_pieces_is_refused)
       - Layers that mix examples and random layers are refused, by name, before anything is read.
         (test_batch_norm_is_refused, test_dropout_is_refused)
       - So are layers whose parameters have no shape yet.   (test_lazy_layers_are_refused)
@@ -124,16 +127,20 @@ class TorchModel(ExampleSpecification):
     def more_entries(self, schema: pa.Schema) -> dict[str, tuple[tuple[int, ...], bool]]:
         return {name: (array.shape, array.dtype == np.int32) for name, array in self._encoded_nothing(schema).items()}
 
-    def table(self, examples: AttributedExamples, model: ExampleModel) -> ExampleTable:
+    def reader(self, model: ExampleModel) -> Callable[[AttributedExamples], ExampleTable]:
         if self.encode is None:
-            return super().table(examples, model)
+            return super().reader(model)
+        # Before the first piece: what `encode` has kept of earlier pieces must not be taken for what it came with.
+        return functools.partial(self._table, model, fresh_copy(self.encode))
+
+    def _table(self, model: ExampleModel, as_it_was: Encode, examples: AttributedExamples) -> ExampleTable:
+        assert self.encode is not None
         payload = examples.payload
         nothing = self._encoded_nothing(payload.schema)
         wanted = {entry.name: nothing[entry.name] for entry in model.entries if entry.name in nothing}
         count = payload.num_rows
         arrays = {name: np.zeros((count, *array.shape), array.dtype) for name, array in wanted.items()}
         usable = np.zeros(count, bool)
-        as_it_was = fresh_copy(self.encode)
         for number, row in enumerate(self._rows(payload)):
             if (encoded := _fitting(self.encode, row, wanted)) is not None:
                 usable[number] = True
@@ -149,11 +156,11 @@ class TorchModel(ExampleSpecification):
     def _encode_again(
         self, payload: pa.Table, arrays: Mapping[str, Any], usable: Any, wanted: Mapping[str, Any], as_it_was: Encode
     ) -> None:
-        """Refuses an `encode` that gives something else for some rows in reverse order; their numbers choose them."""
+        """Raises an error if `encode` gives other results for some rows in reverse order, chosen by their numbers."""
         assert self.encode is not None
         again = np.unique(np.linspace(0, max(0, usable.size - 1), _AGAIN).astype(np.int64))[: usable.size][::-1]
         rows = list(self._rows(payload.take(again)))
-        for encode in (self.encode, as_it_was):
+        for encode in (self.encode, fresh_copy(as_it_was)):
             for number, row in zip(again.tolist(), rows, strict=True):
                 encoded = _fitting(encode, row, wanted)
                 found = {name: np.zeros_like(array[number]) for name, array in arrays.items()} | (encoded or {})
@@ -169,12 +176,11 @@ class TorchModel(ExampleSpecification):
                     )
 
     def _encoded_nothing(self, schema: pa.Schema) -> dict[str, npt.NDArray[Any]]:
-        """What `encode` gives for a row of empty texts, zeros and empty lists: it says which shapes there are."""
+        """Encodes a row of empty texts, zeros and empty lists, to find the shapes."""
         if self.encode is None:
             return {}
-        inferred = types_are_inferred(schema)
         kinds = {name: column_type(schema, name) for name in self.encode_columns or schema.names}
-        row = {name: "" if inferred else _nothing(kind) for name, kind in kinds.items()}
+        row = {name: "" if types_are_inferred(schema, name) else _nothing(kind) for name, kind in kinds.items()}
         try:
             return _encoded(self.encode, row)
         except Exception as error:
@@ -189,15 +195,16 @@ class TorchModel(ExampleSpecification):
 
     def _rows(self, payload: pa.Table) -> Iterator[dict[str, Any]]:
         columns = payload.select(list(self.encode_columns)) if self.encode_columns else payload
-        if types_are_inferred(payload.schema):  # each cell as text, whatever the others made of its column
-            columns = pa.table(list(map(spelled, columns.columns)), names=columns.column_names)
+        for number, name in enumerate(columns.column_names):
+            if types_are_inferred(payload.schema, name):  # each cell as text, whatever the others made of its column
+                columns = columns.set_column(number, name, spelled(columns.column(number)))
         for piece in columns.to_batches(max_chunksize=_AT_ONCE):
             yield from piece.to_pylist()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TorchFactory(PythonModel):
-    """`[model] kind = "torch"`: names a function that gives a `TorchModel`; everything else is as for `PythonModel`."""
+    """A reference to a function that returns a `TorchModel`: `[model] kind = "torch"`; otherwise as `PythonModel`."""
 
     kind: ClassVar[str] = "torch"
     returns: ClassVar[str] = "coowned.torch.TorchModel"
@@ -219,13 +226,13 @@ class TorchFactory(PythonModel):
 
     @classmethod
     def from_description(cls, **described: Any) -> Model:
-        """A stand-in for audits, with the same parameters and microbatch, that takes the same steps in PyTorch."""
+        """Returns a stand-in for audits, with the same parameters and microbatch, that also runs in PyTorch."""
         require("torch", "the audit of a PyTorch model")
         return linear_stand_in(described["parameters"], described["microbatch"])
 
 
 def _refuse_batch_statistics(module: Any) -> None:
-    """A layer that normalizes by the batch would let one example change what all others add."""
+    """Raises an error for layers that normalize by the batch, where one example would change what others add."""
     import torch
 
     for name, layer in module.named_modules():
@@ -242,7 +249,7 @@ def _encoded(encode: Encode, row: dict[str, Any]) -> dict[str, npt.NDArray[Any]]
 
 
 def _fitting(encode: Encode, row: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]] | None:
-    """The arrays of a row, or None where it cannot be encoded, or not to the shapes and types that are wanted."""
+    """Encodes a row; returns None if it cannot be encoded to the wanted shapes and types."""
     try:
         encoded = _encoded(encode, row)
     except Exception:  # whatever it is, it came of this row's content alone
@@ -261,3 +268,50 @@ def _nothing(kind: pa.DataType) -> Any:
     if pa.types.is_floating(kind):
         return 0.0
     return [] if pa.types.is_nested(kind) else None
+
+
+def fresh_copy(function: Any) -> Any:
+    """Copies a function with everything it refers to: globals, closure variables, defaults, objects it belongs to.
+
+    Functions that it calls by name are copied in the same way. Modules, classes, arrays, networks and what cannot be
+    copied are shared.
+    """
+    return _copied(function, {})
+
+
+def _copied(value: Any, made: dict[int, Any]) -> Any:
+    """Copies a value; made: copies by the identity of the original, as in `copy.deepcopy`."""
+    import torch
+
+    if id(value) in made:
+        return made[id(value)]
+    if isinstance(value, types.FunctionType):
+        return _copied_function(value, made)
+    if isinstance(value, (types.ModuleType, type, np.ndarray, torch.Tensor, torch.nn.Module)):
+        return value
+    try:
+        return copy.deepcopy(value, made)
+    except Exception:  # an open file, a lock
+        return value
+
+
+def _copied_function(function: types.FunctionType, made: dict[int, Any]) -> types.FunctionType:
+    around = function.__closure__ or ()
+    names = made.setdefault(id(function.__globals__), dict(function.__globals__))
+    cells = tuple(types.CellType() for _ in around)
+    copied = types.FunctionType(function.__code__, names, function.__name__, None, cells)
+    made[id(function)] = copied
+    copied.__defaults__ = _copied(function.__defaults__, made)
+    copied.__kwdefaults__ = _copied(function.__kwdefaults__, made)
+    copied.__dict__.update(_copied(function.__dict__, made))
+    for name in _names_in(function.__code__) & names.keys():
+        names[name] = _copied(function.__globals__[name], made)
+    for cell, original in zip(cells, around, strict=True):
+        with contextlib.suppress(ValueError):  # a variable that has no value yet
+            cell.cell_contents = _copied(original.cell_contents, made)
+    return copied
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*map(_names_in, inner))

@@ -1,4 +1,4 @@
-"""A PyTorch module as the loop trains it: every copy's own gradient, by torch.func, and then the sums of all models."""
+"""Training of PyTorch modules: per-example gradients by torch.func, then the sums that all models share."""
 
 import contextlib
 import dataclasses
@@ -6,7 +6,7 @@ import functools
 import hashlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ Arrays = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ModuleModel(ExampleModel):
-    """What `TorchModel` is for data of a given schema.
+    """The model of a `TorchModel` for data of a given schema.
 
     `torch.func` gives the gradient of every copy of a microbatch; what follows (clip, round to the grid, add as
     integers) is the same host code as for any other model.
@@ -42,8 +42,9 @@ class ModuleModel(ExampleModel):
       - A copy's gradient does not depend on others: found out on made-up data before training.
         (test_coupled_losses_are_refused_by_perturbation, test_a_copy_adds_the_same_in_any_company_in_torch,
         test_a_copy_adds_the_same_in_any_place_in_torch)
-      - Nor does an index out of range read or write another copy: the functions of PyTorch that let it, such as
-        `F.embedding` on a table that differs between examples, are refused by name, and others on made-up indices.
+      - Nor does an index out of range read or write another copy: an operation that takes integers of an example and
+        is not known to check them, such as `F.embedding` on a table that differs between examples, is refused by name;
+        made-up indices out of range are tried besides.
         (test_unchecked_indices_are_refused, test_the_probe_finds_a_lookup_that_no_name_tells,
         test_indices_out_of_range_stay_in_their_example_in_torch)
       - A row for which the loss or the module raises (an index out of range) adds exactly zero and stops nothing; it
@@ -71,7 +72,7 @@ class ModuleModel(ExampleModel):
         return {**super().describe(), "torch": str(torch.__version__), "threads": torch.get_num_threads()}
 
     def gradient_sum(self, parameters: dict[str, Any], batch: dict[str, Any], mask: Any) -> dict[str, Any]:
-        """The plain sum, some examples at a time: for training without privacy."""
+        """Computes the plain sum of gradients in microbatches, for training without privacy."""
         import torch
 
         trained = {name: parameter.requires_grad_() for name, parameter in tensors(parameters).items()}
@@ -79,8 +80,9 @@ class ModuleModel(ExampleModel):
 
         def slopes(rows: Arrays) -> Any:
             given = tensors(rows)
-            total = torch.where(given[USABLE], losses(trained, self._frozen, given), 0.0).sum()
-            return torch.autograd.grad(total, list(trained.values()), materialize_grads=True)
+            with refuse_unchecked_indices(given):
+                total = torch.where(given[USABLE], losses(trained, self._frozen, given), 0.0).sum()
+                return torch.autograd.grad(total, list(trained.values()), materialize_grads=True)
 
         kept = np.asarray(mask) & np.asarray(batch[USABLE])
         sums = [np.zeros(parameter.shape, np.float32) for parameter in trained.values()]
@@ -96,7 +98,7 @@ class ModuleModel(ExampleModel):
 
     @functools.cached_property
     def _frozen(self) -> dict[str, Any]:
-        """Parameters that are not trained, and buffers."""
+        """The parameters that are not trained, and buffers."""
         trained = self.tree.trained
         everything = (*self.module.named_parameters(), *self.module.named_buffers())
         return {name: tensor.detach() for name, tensor in everything if name not in trained}
@@ -112,7 +114,7 @@ class ModuleModel(ExampleModel):
         return self._call(self.predictor, trained, frozen, row)
 
     def _call(self, function: Any, trained: Arrays, frozen: Arrays, row: Arrays) -> Any:
-        """function(the module with these parameters, the example)."""
+        """Calls a function with the module, with these parameters, and the example."""
         import torch
 
         class Called(torch.nn.Module):
@@ -125,7 +127,7 @@ class ModuleModel(ExampleModel):
 
         tensors_by_name = {f"module.{name}": tensor for name, tensor in (*trained.items(), *frozen.items())}
         # vmap loops over the other kernels of attention.
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), refuse_unchecked_indices():
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             return torch.func.functional_call(Called(self.module), tensors_by_name, (self._example(row),))
 
     @property
@@ -136,10 +138,16 @@ class ModuleModel(ExampleModel):
         import torch
 
         trained, many = tensors(parameters), torch.func.vmap(function, in_dims=(None, None, 0))
+
+        def compute(own: Arrays) -> Any:
+            given = tensors(own)
+            with refuse_unchecked_indices(given):
+                return many(trained, self._frozen, given)
+
         parts = []
         with torch.no_grad():
             for rows in _in_parts(self._rows(batch), _FORWARD):
-                found, failing = self._without_failing(lambda own: many(trained, self._frozen, tensors(own)), rows)
+                found, failing = self._without_failing(compute, rows)
                 values = np.asarray(found)
                 if failing.any():
                     values = np.where(failing.reshape(-1, *(1,) * (values.ndim - 1)), np.float32(np.nan), values)
@@ -147,7 +155,7 @@ class ModuleModel(ExampleModel):
         return np.concatenate(parts)
 
     def _without_failing(self, compute: Callable[[Arrays], Any], rows: Arrays) -> tuple[Any, npt.NDArray[np.bool_]]:
-        """(what `compute` gives, which rows it raises for): those are replaced by made-up rows, which are not usable.
+        """Returns (results of `compute`, rows for which it raises); made-up rows replace those.
 
         All others stay where they are, among as many rows as ever: no bit of theirs tells that one of them raised.
         """
@@ -178,7 +186,7 @@ class ModuleModel(ExampleModel):
     # ---- the program of a microbatch
 
     def _program(self, rows: int) -> Any:
-        """The gradients of so many rows: recorded once where that can be done, which saves calls."""
+        """Returns the gradient program for this many rows, recorded once if possible, which saves calls."""
         if rows not in self._programs:
             from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -217,11 +225,12 @@ class ModuleModel(ExampleModel):
         import torch
 
         slopes = torch.func.vmap(torch.func.grad(self._loss), in_dims=(None, None, 0))
-        return slopes(parameters["trained"], parameters["frozen"], rows)
+        with refuse_unchecked_indices(rows):
+            return slopes(parameters["trained"], parameters["frozen"], rows)
 
     @functools.cached_property
     def program_digest(self) -> str:
-        """Names what is differentiated: the recorded program, or else the layers and gradients of made-up examples."""
+        """A digest of what is differentiated: the recorded program, or else layers and example gradients."""
         self._check_loss()
         size = self.rows_at_once
         gradients = self._program(size)
@@ -286,13 +295,13 @@ class ModuleModel(ExampleModel):
     # ---- memory
 
     def _most_rows(self) -> int:
-        """Also no more than fit the memory limit as far as two rows tell: to measure many takes their memory."""
+        """Returns a size within the memory limit, estimated from two rows since measuring many uses their memory."""
         one, two = self.memory_of(1), self.memory_of(2)
         fitting = 1 + (self.memory_limit - one) / max(1, two - one)
         return power_of_two(min(MOST_ROWS, _GRADIENTS / (4 * num_parameters(self)), fitting))
 
     def memory_of(self, rows: int) -> int:
-        """Bytes that a microbatch takes at its peak: trained parameters, examples, and all that is computed."""
+        """Measures the peak bytes of a microbatch: trained parameters, examples, and all that is computed."""
         arguments = self._all_parameters(), self._made_up(rows)
         counted = live_bytes()
         with self._readable_errors(), counted:
@@ -302,7 +311,7 @@ class ModuleModel(ExampleModel):
 
 
 def linear_stand_in(shapes: Mapping[str, Sequence[int]], microbatch: int) -> ModuleModel:
-    """A model of these parameters whose loss is linear in them, so that an example says what its gradient is.
+    """Returns a model with these parameters and a linear loss, so that an example determines its gradient.
 
     As `coowned.models.example_model.linear_stand_in`, in PyTorch.
     """
@@ -325,7 +334,7 @@ def linear_stand_in(shapes: Mapping[str, Sequence[int]], microbatch: int) -> Mod
 
 
 def tensors(arrays: Arrays) -> dict[str, Any]:
-    """Copies as tensors; integers as int64, which PyTorch looks up and counts with."""
+    """Converts arrays to tensors; integers to int64, which PyTorch's lookups and counts need."""
     import torch
 
     found = {}
@@ -335,75 +344,133 @@ def tensors(arrays: Arrays) -> dict[str, Any]:
     return found
 
 
-def refuse_unchecked_indices() -> Any:
-    """A context that refuses, with BatchCoupledLossError, the functions that content takes out of its own example.
+def refuse_unchecked_indices(rows: Arrays) -> Any:
+    """Returns a context that raises BatchCoupledLossError for operations that may reach beyond their own example.
 
     `vmap` puts the tables of all examples one below the other, so that an index out of range reads another example's,
-    and adds to its gradient. Most functions check each index against its own table; these do not.
+    and adds to its gradient; other operations write beyond their tensor. The context sees the operations that are left
+    below `vmap` and the derivative, and which of their tensors were computed from `rows`: those may reach integers only
+    into operations that are known to compare each with the table's own size (`_CHECKED`), or that do not look up.
     """
-    from torch.overrides import TorchFunctionMode
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
 
-    class RefuseUncheckedIndices(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs, name = kwargs or {}, getattr(func, "__name__", "").split(".")[0].strip("_")
-            if name in _UNCHECKED and _UNCHECKED[name].is_used(args, kwargs):
+    class RefuseUncheckedIndices(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.content = weakref.WeakSet(map(_storage, rows.values()))
+            self.checked = weakref.WeakSet()  # indices that PyTorch has compared, or made itself
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs, name = kwargs or {}, func.overloadpacket.__name__.rstrip("_")
+            given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            of_content = [tensor for tensor in given if self._is_of_content(tensor)]
+            if not of_content:
+                return func(*args, **kwargs)
+            whole = [tensor for tensor in of_content if not (tensor.is_floating_point() or tensor.is_complex())]
+            known = all(_storage(tensor) in self.checked for tensor in whole)
+            far = _is_far(name, args, self._is_of_content)
+            if far or (whole and not _is_harmless(func, name, args, self._is_of_content, known=known)):
                 raise BatchCoupledLossError(
-                    f"the loss calls {name} with indices that differ between examples: PyTorch does not check such "
-                    f"indices, and one out of range reaches into other examples; {_UNCHECKED[name].instead}"
+                    f"the loss calls {name} with {'numbers' if far else 'integers'} that differ "
+                    "between examples: PyTorch is not known to compare them with the size of what they are looked up "
+                    "in, and one out of range reaches into other examples; "
+                    f"{_INSTEAD.get(name, 'use index_select, gather or scatter_add')}"
                 )
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            self.content.update(map(_storage, made))
+            if name == "embedding":
+                self.checked.update(map(_storage, whole))
+            elif whole and known and name in _MOVED:
+                self.checked.update(map(_storage, made))
+            elif name in _PLACES:
+                self.checked.update(_storage(tensor) for tensor in made if not tensor.is_floating_point())
+            return result
+
+        def _is_of_content(self, tensor: Any) -> bool:
+            return (storage := _storage(tensor)) is None or storage in self.content
 
     return RefuseUncheckedIndices()
 
 
-class _Unchecked(NamedTuple):
-    """Which calls of a function are refused: those with enough arguments that differ between examples."""
-
-    instead: str
-    names: tuple[str, ...] = ()  # of the arguments that count; none: all of them do
-    first: int | None = 0  # position of the first of them; None: they have names only
-    least: int = 1
-    only_with: tuple[str, ...] = ()  # of words among the arguments, without which PyTorch checks
-
-    def is_used(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        from torch.utils._pytree import tree_leaves
-
-        if self.only_with and not any(
-            value in self.only_with for value in (*args, *kwargs.values()) if isinstance(value, str)
-        ):
-            return False
-        named = [value for name, value in kwargs.items() if not self.names or name in self.names]
-        placed = () if self.first is None else args[self.first : self.first + (len(self.names) or len(args))]
-        alone = args if self.first == len(args) == 1 else ()  # repeat_interleave(repeats)
-        return sum(map(_is_batched, tree_leaves((*placed, *named) or alone))) >= self.least
-
-
-_UNCHECKED = {
-    "embedding": _Unchecked("use torch.index_select(table, 0, indices)", least=2),
-    "embedding_bag": _Unchecked("use bags of one length, without offsets", ("offsets",), first=2),
-    "index_fill": _Unchecked("use scatter, or torch.where", least=2),
-    "bincount": _Unchecked("use torch.nn.functional.one_hot(indices, count).sum(0)"),
-    "ctc_loss": _Unchecked("it cannot be trained with a guarantee", least=2),
-    "repeat_interleave": _Unchecked("use torch.index_select(table, 0, indices)", ("repeats",), first=1),
-    "segment_reduce": _Unchecked("use scatter_add", ("lengths", "indices", "offsets"), first=None),
-    "grid_sample": _Unchecked("use padding_mode='zeros'", ("grid",), first=1, only_with=("border", "reflection")),
+# Each index is compared with the size of its own axis, or of its own classes.
+_CHECK = """
+    _index_put_impl bucketize gather index index_add index_put index_reduce index_select linalg_lu_solve lu_unpack
+    masked_scatter masked_scatter_backward masked_select max_unpool2d max_unpool3d multi_margin_loss
+    multi_margin_loss_backward multilabel_margin_loss_backward multilabel_margin_loss_forward nll_loss2d_backward
+    nll_loss2d_forward nll_loss_backward nll_loss_forward nonzero_static put scatter scatter_add scatter_reduce
+    searchsorted take
+"""
+# Integers are copied, moved or calculated with.
+_CALCULATE = """
+    _linalg_check_errors _masked_softmax _masked_softmax_backward _to_copy _unsafe_view addmm all amax amin aminmax
+    any argmax argmin argsort as_strided baddbmm bmm cat clone constant_pad_nd copy count_nonzero cummax cummin
+    cumprod cumsum dot empty_like fill flip floor_divide full_like isin kthvalue lift_fresh max mean median min mm
+    mode mv new_empty new_empty_strided new_full new_ones new_zeros ones_like prod repeat roll select_backward
+    select_scatter slice_backward slice_scatter soft_margin_loss soft_margin_loss_backward sort stack sum topk tril
+    triu unfold_backward zero zeros_like
+"""
+# Derivatives that check nothing: allowed with the indices that PyTorch compared, or made, before.
+_BACK_TO_PLACES = """
+    adaptive_max_pool2d_backward adaptive_max_pool3d_backward embedding_dense_backward fractional_max_pool2d_backward
+    fractional_max_pool3d_backward max_pool2d_with_indices_backward max_pool3d_with_indices_backward
+"""
+_CHECKED, _OWN_PLACES = frozenset((_CHECK + _CALCULATE).split()), frozenset(_BACK_TO_PLACES.split())
+_PLACES = frozenset(name.removesuffix("_backward") for name in _OWN_PLACES)
+_MOVED = frozenset({"_to_copy", "_unsafe_view", "add", "clone", "cat", "copy", "stack"})
+_INSTEAD = {
+    "embedding": "use torch.index_select(table, 0, indices)",
+    "_embedding_bag": "use bags of one length, without offsets",
+    "index_fill": "use scatter, or torch.where",
+    "bincount": "use (indices[:, None] == torch.arange(count)).sum(0)",
+    "repeat_interleave": "use torch.index_select(table, 0, indices)",
+    "segment_reduce": "use scatter_add",
+    "grid_sampler_2d": "use padding_mode='zeros'",
+    "grid_sampler_3d": "use padding_mode='zeros'",
 }
-"""By name, without underscores at its ends, in functions and methods alike."""
 
 
-def _is_batched(value: Any) -> bool:
-    """Whether it is a tensor that `vmap` has a value of for each example."""
-    from torch._C import _functorch
+def _is_harmless(func: Any, name: str, args: Any, is_of_content: Callable[[Any], bool], *, known: bool) -> bool:
+    """Returns whether no integer takes this operation out of its own example; known: all were compared before."""
+    if name == "embedding":  # for a table of each example, they lie one after another
+        return not is_of_content(args[0])
+    if name.startswith("_embedding_bag"):
+        return "backward" in name or not is_of_content(args[2])  # offsets
+    if name in _OWN_PLACES:
+        return known
+    return func.namespace == "aten" and (name in _CHECKED or func.is_view or _is_pointwise(name))
 
-    while _functorch.is_functorch_wrapped_tensor(value) if hasattr(value, "untyped_storage") else False:
-        if _functorch.is_batchedtensor(value):
-            return True
-        value = _functorch.get_unwrapped(value)
-    return False
+
+def _is_far(name: str, args: Any, is_of_content: Callable[[Any], bool]) -> bool:
+    """Returns whether a coordinate that is NaN or far away may be read outside of the tensor."""
+    if name.startswith("fractional_max_pool") and "backward" not in name:
+        return is_of_content(args[3])
+    if not name.startswith("grid_sampler"):
+        return False
+    first = 1 + ("backward" in name)  # of the grid; how to sample and what to do outside follow
+    return args[first + 2] != 0 and is_of_content(args[first])
+
+
+def _storage(tensor: Any) -> Any:
+    """Returns the memory of a tensor, whatever view of it this is; None for a sparse one."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+@functools.cache
+def _is_pointwise(name: str) -> bool:
+    import torch
+
+    packet = getattr(torch.ops.aten, name)
+    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads())
 
 
 def _attempt(compute: Callable[[Arrays], Any], rows: Arrays) -> Any:
-    """What `compute` gives, or None if it raises; an interrupt and missing memory do not count, and are raised on."""
+    """Computes, or returns None on an exception; interrupts and missing memory are raised."""
     try:
         return compute(rows)
     except MemoryError:
@@ -420,7 +487,7 @@ def _in_parts(batch: Arrays, size: int) -> Iterator[Arrays]:
 
 
 def live_bytes() -> Any:
-    """A context that counts the bytes of tensors made inside it; `peak` is the most that were alive at once."""
+    """Returns a context that counts the bytes of tensors created inside; `peak` is the most alive at once."""
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 

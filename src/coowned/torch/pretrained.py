@@ -1,4 +1,4 @@
-"""A classifier from a folder of transformers: its module, the loss of one text, and which parameters are trained."""
+"""Classifiers from a transformers folder: the module, the loss of one text, and which parameters are trained."""
 
 import json
 import os
@@ -17,7 +17,7 @@ _RANK = 4
 
 
 class Pretrained(NamedTuple):
-    """What `coowned.torch.fit` takes of a folder."""
+    """The parts of a folder that `coowned.torch.fit` needs."""
 
     module: Any
     loss: Callable[[Any, Any], Any]
@@ -35,7 +35,7 @@ def read_pretrained(
     classes: int | Sequence[Any],
     sequence_length: int = 128,
 ) -> Pretrained:
-    """Opens a classifier of texts that transformers has written; nothing is looked for outside the folder.
+    """Reads a text classifier saved by transformers; nothing is looked for outside the folder.
 
     A head that the folder does not have starts anew, from a public seed. There is no dropout.
 
@@ -106,7 +106,7 @@ def read_pretrained(
 
 
 def _frozen(module: Any, freeze: str, new: set[str]) -> Any:
-    """The module with `requires_grad` where it is trained; what starts anew is part of the head."""
+    """Sets `requires_grad` for the trained parameters; newly initialized ones count as the head."""
 
     if freeze == LORA:
         try:

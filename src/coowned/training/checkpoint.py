@@ -1,42 +1,42 @@
-"""What the loop asks of the folder that keeps a run: where to resume, and what to store."""
+"""The interface between training and the folder that stores a run: where to resume, and what to store."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
-from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.certificate import ContributionCertificate
 from coowned.mechanism.mechanism import Mechanism
 from coowned.training.workers import Workers
 
 
 class Checkpoint(NamedTuple):
-    """The state after `step` steps."""
+    """The training state after `step` steps."""
 
     step: int
     tensors: dict[str, npt.NDArray[Any]]
 
 
 class Keeper(Protocol):
-    """A place that keeps one run: `coowned.runs.run_folder.RunFolder`."""
+    """The storage of one run, such as `coowned.runs.run_folder.RunFolder`."""
 
     @property
     def is_begun(self) -> bool: ...
 
     @property
     def workers(self) -> Workers:
-        """The processes that train; worker 0's place is the one that keeps anything."""
+        """The processes that train; only worker 0 stores anything."""
         ...
 
     def prepare_claim(
         self, certificate: ContributionCertificate, guarantee: PrivacyGuarantee | None, mechanism: Mechanism
     ) -> None:
-        """Keeps the claim until `begin` writes it."""
+        """Holds the claim until `begin` writes it."""
         ...
 
     def begin(self, run: Mapping[str, Any]) -> Checkpoint | None:
-        """Starts the run, or returns the state that an earlier process left; refuses a different run.
+        """Starts the run, or returns the state of an earlier process; raises an error for a different run.
 
         Args:
           run: what a resumed run must agree in; fields of `coowned.runs.records.RunRecord`.

@@ -1,4 +1,4 @@
-"""A covered evaluation: counts over the held-out part, with exact integer noise, released once as part of the claim.
+"""Covered evaluation: counts on held-out data, with exact integer noise, released once as part of the claim.
 
 Every copy adds a vector of whole numbers on a public grid: `SCALE` for a right answer; where asked for, its loss,
 clipped at a public bound, in steps of bound / SCALE; and `SCALE` in one cell of the confusion matrix. Sum and Gaussian
@@ -25,7 +25,6 @@ from coowned.models.model import Model
 from coowned.selection.selector import Selection
 from coowned.training.evaluate import compiled_method, example_losses
 
-NAME = "covered.json"
 FORMAT = "coowned-covered-1"
 SCALE = 2**10  # grid steps of one right answer
 LEVEL = 0.95
@@ -107,17 +106,17 @@ class CoveredFigures:
 
     @property
     def noise_share(self) -> float:
-        """Deviation of the noise on every share of the held-out part."""
+        """Standard deviation of the noise on a share of the held-out part."""
         return self.deviation / self.size
 
     def to_json(self) -> str:
-        """Returns one JSON object with a checksum."""
+        """Returns a JSON object with a checksum."""
         fields = codec.to_plain(self)
         return codec.encode_json({**fields, "checksum": codec.checksum(fields)}, indent=2, format=FORMAT)
 
     @classmethod
     def from_json(cls, text: str | bytes, *, release: CoveredRelease, run_id: str) -> Self:
-        """Reads `to_json()` back; refuses figures that are not those of this claim."""
+        """Reads `to_json()` back; raises an error for figures that belong to another claim."""
         stored: Any = codec.decode_json(_STORED, text, name="covered figures", format=FORMAT, remedy="train again")
         fields = codec.to_plain(stored)
         if fields.pop("checksum") != codec.checksum(fields) or stored.run_id != run_id or stored.size != release.size:
@@ -133,13 +132,13 @@ class CoveredFigures:
         return found
 
     def __str__(self) -> str:
-        """Says the figures in one line, each with its interval."""
+        """Returns the figures in one line, each with its interval."""
         said = []
         if self.accuracy is not None:
             said.append(f"accuracy {self.accuracy:.1%} ({self.accuracy_low:.1%} to {self.accuracy_high:.1%})")
         if self.loss is not None:
             said.append(f"mean loss {self.loss:.3g} ({self.loss_low:.3g} to {self.loss_high:.3g})")
-        return f"{', '.join(said)}; 95% intervals with sampling and noise, {self.size:,} held-out examples"
+        return f"{', '.join(said)}; normal 95% intervals with sampling and noise, {self.size:,} held-out examples"
 
 
 _STORED = msgspec.defstruct(
@@ -152,7 +151,7 @@ _STORED = msgspec.defstruct(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Parts:
-    """What one copy's vector consists of."""
+    """The layout of one copy's vector."""
 
     classes: tuple[Any, ...] | None
     loss_bound: float | None
@@ -160,7 +159,7 @@ class _Parts:
 
     @property
     def number(self) -> int:
-        """Number of parts, each of which is at most SCALE long."""
+        """The number of parts, each of which has a length of at most SCALE."""
         return (self.classes is not None) + (self.loss_bound is not None) + self.has_confusion
 
     @property
@@ -178,7 +177,7 @@ class _Parts:
 
 
 def check_covered(settings: CoveredEvaluation, model: Model) -> None:
-    """Raises InputError where the settings leave nothing to release for this model."""
+    """Raises InputError if the settings leave nothing to release for this model."""
     if model.classes is None and settings.loss_bound is None:
         raise InputError(
             "this model predicts no class, so there is no accuracy to cover; set loss_bound to cover a loss"
@@ -198,7 +197,7 @@ def evaluate_covered(
     run_key: RunKey,
     run_id: str,
 ) -> CoveredFigures:
-    """Counts on the held-out part and adds the noise: once, at the end of a run.
+    """Evaluates on the held-out part and adds the noise: once, at the end of a run.
 
     Guarantees:
       - The held-out part is recounted first; one that is not the certified one is refused.
@@ -237,7 +236,7 @@ def covered_counts(
     *,
     settings: CoveredEvaluation,
 ) -> npt.NDArray[np.int64]:
-    """The sum of all copies' vectors, as secret as the data. A copy that cannot be read adds nothing."""
+    """Sums all copies' vectors; the sum is as secret as the data. A copy that cannot be read adds nothing."""
     copies = np.asarray(held_out.copies, np.int64)
     losses, right = example_losses(model, parameters, data)
     usable = copies * np.isfinite(losses)
@@ -256,7 +255,7 @@ def covered_counts(
 
 
 def evaluation_noise(run_key: RunKey, *, deviation: float, length: int) -> npt.NDArray[np.int64]:
-    """(length,) the exact rounding of Gaussian noise, of a stream that nothing else draws from."""
+    """Draws (length,) exactly rounded Gaussian noise from a stream that nothing else uses."""
     stream = NoiseStream(
         run_key,
         deviations=[deviation],
@@ -269,7 +268,7 @@ def evaluation_noise(run_key: RunKey, *, deviation: float, length: int) -> npt.N
 
 
 def score_interval(share: float, size: int, noise: float) -> tuple[float, float, float]:
-    """A share in [0, 1], and all p with (share - p)^2 <= 1.96^2 (p (1 - p) / size + noise^2).
+    """Returns a share in [0, 1], and the range of p with (share - p)^2 <= 1.96^2 (p (1 - p) / size + noise^2).
 
     Guarantees:
       - Without noise it is Wilson's interval.   (test_without_noise_it_is_wilsons)
@@ -292,7 +291,7 @@ def _parts(settings: CoveredEvaluation, model: Model) -> _Parts:
 def _classes_of(
     model: Model, parameters: Mapping[str, npt.NDArray[np.float32]], data: TrainingData
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """((n,) true class, (n,) predicted class) of every example, -1 where it is not known."""
+    """Returns ((n,) true class, (n,) predicted class) of every example, -1 where unknown."""
     predict = compiled_method(model, "predict")
     labels_of = getattr(model, "labels_of", lambda batch: batch.get("labels"))
     labels, found = [], []

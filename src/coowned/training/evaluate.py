@@ -1,4 +1,4 @@
-"""How good a model is on examples it was not trained on: overall, by users per example, and beside a trivial answer."""
+"""Evaluation on held-out examples: overall, by the number of users per example, and against a trivial answer."""
 
 import functools
 import math
@@ -33,7 +33,7 @@ def evaluate(
     baseline: Mapping[str, npt.NDArray[np.float32]] | None = None,
     largest_group: int = 10,
 ) -> "pl.DataFrame":
-    """Loss and accuracy with 95% confidence intervals; one row for all examples, then one for each number of users.
+    """Computes loss and accuracy with 95% confidence intervals: a row for all examples, then one per number of users.
 
     Accuracy has Wilson's score interval, loss the normal interval mean ± 1.96 s/sqrt(n) (none below two examples). Both
     take examples for independent draws; examples of one user are alike, so that the truth is somewhat wider. Beside
@@ -65,7 +65,7 @@ def evaluate(
     Example:
       >>> from coowned import AttributionGraph, LogisticRegression
       >>> from coowned.synthetic.logistic_data import LogisticData
-      >>> from coowned.synthetic.world_data import WorldData
+      >>> from coowned.synthetic.logistic_data import WorldData
       >>> graph = AttributionGraph.from_users_per_example([[0], [0, 1], [1]])
       >>> model = LogisticRegression(num_features=2)
       >>> data = WorldData.part(LogisticData(num_features=2).attach(graph, seed=0))
@@ -76,17 +76,13 @@ def evaluate(
 
     validate.positive(largest_group=largest_group)
     model.check_data(data.shapes())
-    users = data.graph.users_per_example
     trivial = trivial_answer(model, data)
     # A number is not right or wrong; hidden words are, though they are no classes; nothing is where no label is known.
     has_accuracy = trivial is not None and trivial.right is not None
     models = {"": parameters} if baseline is None else {"": parameters, "baseline_": baseline}
     scored = {prefix: example_losses(model, arrays, data) for prefix, arrays in models.items()}
-    groups: dict[str, Any] = {"all": slice(None)}
-    for count in np.unique(np.minimum(users, largest_group)).tolist():
-        groups |= {f"{count}+": users >= count} if count == largest_group else {str(count): users == count}
     rows = []
-    for name, members in groups.items():
+    for name, members in _groups(data.graph.users_per_example, largest_group).items():
         row: dict[str, Any] = {"split": split, "users_per_example": name}
         losses = scored[""][0][members]
         row |= {"examples": len(losses), "without_loss": int(np.count_nonzero(~np.isfinite(losses)))}
@@ -108,8 +104,19 @@ def evaluate(
     )
 
 
+def _groups(users_per_example: npt.NDArray[np.integer], largest: int) -> dict[str, Any]:
+    """Returns the examples of each row of the result by name: all, then those of each number of users."""
+    groups: dict[str, Any] = {"all": slice(None)}
+    for count in np.unique(np.minimum(users_per_example, largest)).tolist():
+        if count == largest:
+            groups[f"{count}+"] = users_per_example >= count
+        else:
+            groups[str(count)] = users_per_example == count
+    return groups
+
+
 def check_labels(splits: "Mapping[str, pl.DataFrame]") -> None:
-    """Refuses, with InputError, a finished model none of whose classes has a label in any held-out split.
+    """Raises InputError if no class of a finished model occurs as a label in any held-out split.
 
     It is asked of the evaluations of a finished run, whose owner sees them anyway: what stops a training, or lets it go
     on, may not follow from content. The folder is that of any other run, and training it cost what any other does.
@@ -130,7 +137,7 @@ def check_labels(splits: "Mapping[str, pl.DataFrame]") -> None:
 def example_losses(
     model: Model, parameters: Mapping[str, npt.NDArray[np.float32]], data: TrainingData
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """((n,) loss, (n,) whether predicted rightly) of every example of the data; a further axis for several models."""
+    """Computes ((n,) loss, (n,) whether predicted correctly) of every example; a further axis for several models."""
     loss, correct = _of_every_example(functools.partial(compiled_method(model, "losses"), dict(parameters)), data)
     loss = loss.astype(np.float64)
     return loss, correct.astype(bool) & np.isfinite(loss)
@@ -143,7 +150,7 @@ def predictions(
     *,
     probabilities: bool = False,
 ) -> "pl.DataFrame":
-    """What the model says of every example: prediction (a class as the data spell it, or a number) and probability.
+    """Predicts every example: prediction (a class as the data spell it, or a number) and probability.
 
     With `probabilities` a column `probability_<class>` of each class follows, in the order of the classes.
 
@@ -175,7 +182,7 @@ def predictions(
 
 
 class TrivialAnswer(NamedTuple):
-    """One answer to every example of a split, made from the split itself: not covered by any guarantee."""
+    """The same answer for every example of a split, made from the split itself: not covered by any guarantee."""
 
     name: str  # what it is, in words
     losses: npt.NDArray[np.float64]  # (examples,) NaN where an example has nothing to predict
@@ -184,7 +191,7 @@ class TrivialAnswer(NamedTuple):
 
 
 def trivial_answer(model: Model, data: TrainingData) -> TrivialAnswer | None:
-    """The most frequent class, the mean of a number, or how often each word occurs; None where data show none of them.
+    """Returns the most frequent class, the mean of a number, or word frequencies; None if there are no labels.
 
     The loss of classes and words is the cross-entropy of their frequencies: the smallest that one answer for all
     examples can have. That of a number is the squared error of the mean.
@@ -223,7 +230,7 @@ def _listed(names: Iterable[Any] | None) -> Any:
 
 
 def _most_frequent(name: str, values: npt.NDArray[Any], weights: npt.NDArray[Any]) -> TrivialAnswer:
-    """Of (examples, entries) values, each example counting once, by the weights of its entries."""
+    """Returns the most frequent of (examples, entries) values, each example counting once, by its entries' weights."""
     values = values.astype(np.int64)
     totals = weights.sum(axis=1, dtype=np.float64)
     shares = np.divide(weights, totals[:, None], out=np.zeros(values.shape), where=totals[:, None] > 0)
@@ -238,21 +245,21 @@ def _most_frequent(name: str, values: npt.NDArray[Any], weights: npt.NDArray[Any
 def _of_every_example(
     compute: Callable[[dict[str, npt.NDArray[Any]]], Iterable[Any]], data: TrainingData
 ) -> list[npt.NDArray[Any]]:
-    """The arrays that a function gives of a batch, for all examples."""
+    """Applies a function of a batch to all examples, and returns its arrays."""
     pieces = [[np.asarray(values)[:count] for values in compute(arrays)] for count, arrays in content_pieces(data)]
     return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
 
 @functools.lru_cache(maxsize=64)
 def compiled_method(model: Model, method: str) -> Any:
-    """A method of the model; compiling takes longer than most evaluations."""
+    """Returns a compiled method of the model, cached because compiling takes longer than most evaluations."""
     return compiled_for(model, getattr(model, method))
 
 
 def _figures(
     prefix: str, losses: npt.NDArray[np.float64], right: npt.NDArray[np.bool_] | None
 ) -> dict[str, float | None]:
-    """Mean loss and accuracy with their intervals; null where there is none."""
+    """Computes mean loss and accuracy with their intervals; null where undefined."""
     finite = losses[np.isfinite(losses)]
     mean = float(finite.mean()) if len(finite) else None
     half = _Z * float(finite.std(ddof=1)) / math.sqrt(len(finite)) if len(finite) > 1 else None
@@ -269,7 +276,7 @@ def _figures(
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95% score interval for a proportion; scipy.stats has it too, and takes seconds to import.
+    """Computes Wilson's 95% score interval for a proportion; importing scipy.stats for it takes seconds.
 
     >>> [round(end, 3) for end in wilson_interval(8, 10)]
     [0.49, 0.943]

@@ -1,4 +1,4 @@
-"""Batches and noise, made while the device computes.
+"""Batches and noise, prepared while the device computes.
 
 What a step gets is a pure function of the step, so timing changes no bit. Arrays are reused: a slot comes back only
 when the step that read it has ended, since a device may read the host's memory in place.
@@ -22,7 +22,7 @@ _ALIGNMENT = 64  # bytes: what a device needs to read the host's memory without 
 
 
 class StepInput(NamedTuple):
-    """Everything one step reads."""
+    """The input of one step."""
 
     step: int
     batch: dict[str, Any]  # arrays (physical size, ...), their padding zero; features may be `InPlace`
@@ -34,7 +34,7 @@ class StepInput(NamedTuple):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Feeder:
-    """Gives the inputs of the steps from `start` to `stop`, in order.
+    """An iterator over the inputs of the steps from `start` to `stop`, in order.
 
     An input is made when it is asked for, on the caller's thread. The caller asks for the next right after dispatching
     a step, so that it is made while the device computes. With `in_place` the host computes: features that lie in memory
@@ -69,11 +69,11 @@ class Feeder:
                 coming = threads.step_workers().submit(self._make, step + 1) if step + 1 < self.stop else None
                 yield step_input
         finally:
-            if coming is not None:  # if it has begun, it ends by itself: its arrays are nobody's
+            if coming is not None:  # if it has begun, it ends by itself, and its arrays are dropped
                 coming.cancel()
 
     def release(self, step_input: StepInput) -> None:
-        """Says that the step that read this has ended."""
+        """Frees the arrays of an input whose step has ended."""
         self._free.append(step_input.slot)
 
     def _make(self, step: int) -> StepInput:

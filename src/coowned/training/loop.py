@@ -1,10 +1,11 @@
 """Algorithm 1: clip each copy's gradient, sum, divide by the public batch size, add correlated noise, step."""
 
+import contextlib
 import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,14 @@ from coowned.exact.noise import NoiseStream
 from coowned.extras import require
 from coowned.models.model import Model, digest_arrays, num_parameters, num_scores
 from coowned.progress import Progress, counted
+from coowned.selection.shards import shards_of
 from coowned.training.checkpoint import Checkpoint, Keeper
 from coowned.training.feed import Feeder, StepInput
 from coowned.training.optimizers import Rates, Rule, compiled_scales
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import NOT_COVERED, OnMetrics, Report, StepMetrics, metrics_table, parquet_bytes
 from coowned.training.step import Step, compiled_loss, compiled_total_loss, gathered
-from coowned.training.workers import ALONE, Share, Workers, agree, mean_loss, send, shards_of
+from coowned.training.workers import ALONE, Share, Workers, agree, mean_loss, send
 
 if TYPE_CHECKING:
     import polars as pl
@@ -39,7 +41,7 @@ _NAMED = {  # what an error calls the parts of a run that workers must agree in
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TrainedModel:
-    """A model and what may be said of it.
+    """A trained model, with what may be claimed about it.
 
     Attributes:
       parameters: arrays as the loop has them; `arrays` as a model file has them.
@@ -59,19 +61,31 @@ class TrainedModel:
         return self.plan.statement(self.model.describe())
 
 
+class LoopOptions(TypedDict, total=False):
+    """Keywords of `train` and `sweep` that have a default.
+
+    initial: parameters to start from, made without these people's data (or composed with this run).
+    configuration_digest: of a configuration file the run must agree with when it is resumed.
+    checkpoint_every: steps between two checkpoints (default: a twentieth of the run).
+    devices: among which a batch is split.
+    """
+
+    initial: Mapping[str, npt.NDArray[np.float32]] | None
+    configuration_digest: str
+    checkpoint_every: int | None
+    devices: int
+
+
 def train(
     plan: TrainingPlan,
     model: Model,
     data: TrainingData,
     *,
     folder: Keeper | None = None,
-    initial: Mapping[str, npt.NDArray[np.float32]] | None = None,
-    configuration_digest: str = "",
-    checkpoint_every: int | None = None,
-    devices: int = 1,
     progress: Progress | None = None,
     on_metrics: OnMetrics | None = None,
     at_end: Callable[["TrainedModel"], None] | None = None,
+    **options: Unpack[LoopOptions],
 ) -> TrainedModel:
     """Trains one model under its plan, or resumes the run that a folder holds: a sweep of one.
 
@@ -92,19 +106,16 @@ def train(
       model: where to start and how to differentiate.
       data: content for the graph that `plan.selected` was chosen from.
       folder: where checkpoints, metrics and the model go; None keeps all in memory.
-      initial: parameters to start from, made without these people's data (or composed with this run).
-      configuration_digest: of a configuration file the run must agree with when it is resumed.
-      checkpoint_every: steps between two checkpoints (default: a twentieth of the run).
-      devices: among which a batch is split.
       progress: called now and then.
       on_metrics: called with each row of `TrainedModel.metrics` as it is computed; NOT covered by the guarantee.
       at_end: called with the model before the folder is closed for good; a kill before that calls it again.
+      options: initial, configuration_digest, checkpoint_every, devices: as `LoopOptions` says.
 
     Example:
       >>> from coowned import AttributionGraph, Greedy, LogisticRegression, PoissonSampling, certify
       >>> from coowned.exact.keys import RunKey
       >>> from coowned.synthetic.logistic_data import LogisticData
-      >>> from coowned.synthetic.world_data import WorldData
+      >>> from coowned.synthetic.logistic_data import WorldData
       >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
       >>> data = WorldData.part(LogisticData(num_features=3).attach(graph, seed=0))
       >>> selection = Greedy(contribution_bound=1).select(graph)
@@ -118,16 +129,7 @@ def train(
     if progress is not None:
         progress(0.0, "compiling")  # nothing is known of the time left before the second step
     parameters, metrics = run_plans(
-        [plan],
-        model,
-        data,
-        folder=folder,
-        initial=initial,
-        configuration_digest=configuration_digest,
-        checkpoint_every=checkpoint_every,
-        devices=devices,
-        report=Report(plan, progress),
-        on_metrics=on_metrics,
+        [plan], model, data, folder=folder, report=Report(plan, progress), on_metrics=on_metrics, **options
     )
     parameters = {name: array[0] for name, array in parameters.items()}
     trained = TrainedModel(model=model, parameters=parameters, plan=plan, metrics=metrics)
@@ -152,7 +154,7 @@ def train_without_privacy(
     *,
     initial: Mapping[str, npt.NDArray[np.float32]] | None = None,
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """The parameters of the same model from the same batches without clipping and noise, to compare with.
+    """Trains the same model on the same batches without clipping and noise, for comparison.
 
     No guarantee covers them or any number made from them: they must not leave the machine. Nothing is stored.
 
@@ -164,83 +166,107 @@ def train_without_privacy(
     return {name: array[0] for name, array in parameters.items()}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """`LoopOptions` with their defaults, checked."""
+
+    initial: Mapping[str, npt.NDArray[np.float32]] | None = None
+    configuration_digest: str = ""
+    checkpoint_every: int | None = None
+    devices: int = 1
+
+    def __post_init__(self) -> None:
+        validate.positive(devices=self.devices)
+        if self.checkpoint_every is not None:
+            validate.positive(checkpoint_every=self.checkpoint_every)
+
+
 def run_plans(
     plans: Sequence[TrainingPlan],
     model: Model,
     data: TrainingData,
     *,
     folder: Keeper | None,
-    initial: Mapping[str, npt.NDArray[np.float32]] | None,
-    configuration_digest: str,
-    checkpoint_every: int | None,
-    devices: int,
     report: Callable[[int], None],
     on_metrics: OnMetrics | None = None,
+    **options: Unpack[LoopOptions],
 ) -> tuple[dict[str, npt.NDArray[np.float32]], "pl.DataFrame"]:
-    """Checks, then trains the members of a sweep, one model or many; `train` and `sweep` say what the arguments are.
+    """Checks and trains the members of a sweep, one model or many; `train` and `sweep` explain the arguments.
 
     Returns:
       The parameters, each (num_models, *shape), and the metrics, which a sweep of several has none of.
     """
     require("train", "training")
-    plan = plans[0]
+    plan, settings = plans[0], _Settings(**options)
     keep_compiled_programs()
-    validate.positive(devices=devices)
-    if checkpoint_every is not None:
-        validate.positive(checkpoint_every=checkpoint_every)
     model.check_data(data.shapes())
     plan.check(data.graph)
-    start_parameters = _check_initial(model, initial)
+    initial = _check_initial(model, settings.initial)
     workers: Workers = ALONE if folder is None else folder.workers
+    if workers.count > 1:
+        _check_clipped(plans)
     run: dict[str, Any] | None = None
-    if workers.count > 1 and not any(p.clip_norm is not None and p.clip_norm < math.inf for p in plans):
+    with contextlib.ExitStack() as held:
+        if folder is not None or not plan.run_key.is_test_run:  # a digest reads all of the data
+            run = _described(plans, model, data.digest, digest_arrays(initial), settings)
+            bound = [run[name] for name in ("plan", "model", "data", "initial", "devices")]
+            named = json.dumps(bound, sort_keys=True)
+            held.enter_context(plan.run_key.serving(named, sent=workers.rank > 0))
+            agree(workers, {_NAMED.get(name, name): json.dumps(value, sort_keys=True) for name, value in run.items()})
+        trainer = Trainer(plans, model, devices=settings.devices, workers=workers)
+        state, rows, start = trainer.initial_state(initial), [], 0
+        if folder is not None and run is not None:
+            stored = trainer.sent(folder.begin(run), state)
+            if stored is not None:
+                state, rows, start = trainer.restore(state, stored)
+        every = settings.checkpoint_every or max(1, plan.iterations // 20)
+
+        def after(step: int, current: Any, log: list[StepMetrics]) -> None:
+            report(step + 1)
+            if on_metrics is not None and log and log[-1].step == step:
+                on_metrics(log[-1].row())
+            if folder is not None and (step + 1) % every == 0:
+                folder.save(step + 1, trainer.tensors(current, log))
+
+        read = data if plan.clip_norm is None else with_norms(data)
+        state = trainer.run(read, state, rows, start=start, after=after)
+        released = trainer.released(state)
+        if workers.count > 1:
+            agree(workers, {"model at the end": digest_arrays(released)})
+        return released, metrics_table(rows)
+
+
+def _check_clipped(plans: Sequence[TrainingPlan]) -> None:
+    if not any(plan.clip_norm is not None and plan.clip_norm < math.inf for plan in plans):
         raise InputError(
             "several processes need a clip_norm: without one, sums are of floating-point numbers and depend on the "
             "number of processes; set clip_norm, or train in one process"
         )
-    if folder is not None or not plan.run_key.is_test_run:  # a digest reads all of the data
-        run = {
-            "plan": plan.describe() if len(plans) == 1 else {"sweep": [member.digest for member in plans]},
-            "model": model.describe(),
-            "data": data.digest,
-            "configuration": configuration_digest,
-            "initial": digest_arrays(start_parameters),
-            "devices": devices,
-            "key": plan.run_key.fingerprint,
-            "run_id": None if plan.guarantee is None else plan.guarantee.run_id,
-            "iterations": plan.iterations,
-            "num_parameters": num_parameters(model),
-            "num_scores": num_scores(model),
-            "members": len(plans),
-        }
-        bound = [run[name] for name in ("plan", "model", "data", "initial", "devices")]
-        plan.run_key.bind(json.dumps(bound, sort_keys=True))
-        agree(workers, {_NAMED.get(name, name): json.dumps(value, sort_keys=True) for name, value in run.items()})
-    trainer = Trainer(plans, model, devices=devices, workers=workers)
-    state, rows, start = trainer.initial_state(start_parameters), [], 0
-    if folder is not None and run is not None:
-        stored = trainer.sent(folder.begin(run), state)
-        if stored is not None:
-            state, rows, start = trainer.restore(state, stored)
-    every = checkpoint_every or max(1, plan.iterations // 20)
 
-    def after(step: int, current: Any, log: list[StepMetrics]) -> None:
-        report(step + 1)
-        if on_metrics is not None and log and log[-1].step == step:
-            on_metrics(log[-1].row())
-        if folder is not None and (step + 1) % every == 0:
-            folder.save(step + 1, trainer.tensors(current, log))
 
-    read = data if plan.clip_norm is None else with_norms(data)
-    state = trainer.run(read, state, rows, start=start, after=after)
-    released = trainer.released(state)
-    if workers.count > 1:
-        agree(workers, {"model at the end": digest_arrays(released)})
-    return released, metrics_table(rows)
+def _described(
+    plans: Sequence[TrainingPlan], model: Model, data: str, initial: str, settings: _Settings
+) -> dict[str, Any]:
+    """Returns what identifies a run: a folder and a key serve one run only, and all workers must agree on it."""
+    plan = plans[0]
+    return {
+        "plan": plan.describe() if len(plans) == 1 else {"sweep": [member.digest for member in plans]},
+        "model": model.describe(),
+        "data": data,
+        "configuration": settings.configuration_digest,
+        "initial": initial,
+        "devices": settings.devices,
+        "key": plan.run_key.fingerprint,
+        "run_id": None if plan.guarantee is None else plan.guarantee.run_id,
+        "iterations": plan.iterations,
+        "num_parameters": num_parameters(model),
+        "num_scores": num_scores(model),
+        "members": len(plans),
+    }
 
 
 class Trainer:
-    """The step of a sweep's members, one or many, and what feeds it; `train` and `sweep` are the ways in.
+    """The training loop of one or more members of a sweep; `train` and `sweep` are its entry points.
 
     Every array of the state has a leading axis for the members.
     """
@@ -283,7 +309,7 @@ class Trainer:
         self._batches = plan.batches(multiple_of=8 * devices)
 
     def initial_state(self, parameters: Mapping[str, npt.NDArray[np.float32]]) -> tuple[Any, Any]:
-        """What `Rule.initial` gives, the same for every member."""
+        """Returns the state of `Rule.initial`, repeated for every member."""
         import jax
         import jax.numpy as jnp
 
@@ -293,18 +319,18 @@ class Trainer:
         return jax.tree.map(lambda leaf: jnp.array(np.repeat(np.asarray(leaf)[None], len(self._plans), axis=0)), state)
 
     def scales(self, state: Any) -> dict[str, Any] | None:
-        """What the next step multiplies gradients by before it clips them; None where it leaves them as they are."""
+        """Returns the factors by which the next step scales gradients before clipping; None if there are none."""
         return compiled_scales(self._step.rule)(state)
 
     def train(
         self, data: TrainingData, initial: Mapping[str, npt.NDArray[np.float32]]
     ) -> dict[str, npt.NDArray[np.float32]]:
-        """All steps, without a folder and without checks; gives the parameters, each (num_models, *shape)."""
+        """Runs all steps, without a folder and without checks; returns the parameters, each (num_models, *shape)."""
         state = self.run(data, self.initial_state(initial), [], start=0, after=lambda step, state, rows: None)
         return self.released(state)
 
     def released(self, state: Any) -> dict[str, npt.NDArray[np.float32]]:
-        """The parameters that are evaluated and stored, each (num_models, *shape)."""
+        """Returns the parameters that are evaluated and stored, each (num_models, *shape)."""
         return {name: np.asarray(array) for name, array in self._step.rule.released(state).items()}
 
     def run(
@@ -316,7 +342,7 @@ class Trainer:
         start: int,
         after: Callable[[int, Any, list[StepMetrics]], None],
     ) -> Any:
-        """All steps from `start` on; `rows` gains the metrics of a single model."""
+        """Runs all steps from `start` on; appends the metrics of a single model to `rows`."""
         import jax
 
         plan, single, workers = self._plans[0], len(self._plans) == 1, self._workers
@@ -374,14 +400,14 @@ class Trainer:
         )
 
     def tensors(self, state: Any, rows: list[StepMetrics]) -> dict[str, npt.NDArray[Any]]:
-        """A state as named arrays, for a checkpoint."""
+        """Returns a state as named arrays, for a checkpoint."""
         named = {name: np.asarray(leaf) for name, leaf in _named_leaves(state).items()}
         numbers = [(step, float(loss), float(clipped), copies) for step, loss, clipped, copies in rows]
         named["metrics"] = np.array(numbers, np.float64).reshape(-1, len(StepMetrics._fields))
         return named
 
     def restore(self, like: Any, stored: Checkpoint) -> tuple[Any, list[StepMetrics], int]:
-        """The state, metrics and step of a checkpoint."""
+        """Returns the state, metrics and step of a checkpoint."""
         import jax
         import jax.numpy as jnp
 
@@ -396,7 +422,7 @@ class Trainer:
         return jax.tree.unflatten(jax.tree.structure(like), leaves), rows, stored.step
 
     def sent(self, stored: Checkpoint | None, like: Any) -> Checkpoint | None:
-        """The checkpoint of worker 0, on every worker; metrics stay where they are."""
+        """Sends worker 0's checkpoint to every worker; metrics are not sent."""
         workers = self._workers
         if workers.count == 1:
             return stored
@@ -411,7 +437,7 @@ class Trainer:
 
 
 def _named_leaves(state: Any) -> dict[str, Any]:
-    """The arrays of a state by their names in a checkpoint, in the order of `jax.tree.leaves`."""
+    """Returns the arrays of a state by their names in a checkpoint, in the order of `jax.tree.leaves`."""
     import jax
 
     parameters, optimizer = state
@@ -420,14 +446,14 @@ def _named_leaves(state: Any) -> dict[str, Any]:
 
 
 def _wait(results: tuple[Any, ...]) -> None:
-    """Until they are there; what the host made, or nobody made, is."""
+    """Waits for device results; arrays of the host are ready already."""
     for result in results:
         if hasattr(result, "block_until_ready"):  # jax's function of this name looks through a tree for it
             result.block_until_ready()
 
 
 def check_devices(devices: int) -> None:
-    """Refuses more devices than there are; for one, nothing is started to find out."""
+    """Raises an error for more devices than there are; for one device, JAX is not started to find out."""
     if devices > 1:
         import jax
 
@@ -437,7 +463,7 @@ def check_devices(devices: int) -> None:
 
 
 def _shardings(devices: int) -> tuple[Any, Any]:
-    """(how a batch is split among devices, how a state is everywhere); None for one device."""
+    """Returns (how a batch is split among devices, how a state is replicated); None for one device."""
     if devices == 1:
         return None, None
     import jax

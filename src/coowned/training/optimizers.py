@@ -1,4 +1,4 @@
-"""How noisy mean gradients move the parameters: an optimizer of optax, and what goes around it.
+"""Optimizers of noisy mean gradients: those of optax, with schedules, averaging and gradient scaling.
 
 All of it is computed from what the mechanism has released, and costs no privacy. `scale_gradients` alone acts before
 the noise: its scales follow from earlier releases, and what a copy adds is clipped after it was scaled.
@@ -40,7 +40,7 @@ State = tuple[Arrays, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerOptions:
-    """What goes around an optimizer; fractions are of the number of steps, so that they suit a run of any length.
+    """Options around an optimizer; fractions refer to the number of steps, so that they suit a run of any length.
 
     Guarantees:
       - Every option but scale_gradients changes only what follows the noise.   (test_options_see_noisy_gradients_alone)
@@ -71,7 +71,7 @@ class OptimizerOptions:
     scale_gradients: bool = False
 
     def check_options(self, optimizer: str, learning_rate: float) -> None:
-        """Refuses, with InputError, what means nothing, alone or with this optimizer and learning rate."""
+        """Raises InputError for meaningless options, alone or with this optimizer and learning rate."""
         check_optimizer(optimizer)
         validate.in_range(*LEARNING_RATES, learning_rate=learning_rate)
         validate.one_of(DECAYS, decay=self.decay)
@@ -84,7 +84,7 @@ class OptimizerOptions:
             raise InputError(f"momentum is an option of sgd, not of {optimizer}; remove it, or use sgd")
 
     def options(self) -> dict[str, Any]:
-        """The options that are not the default, as plain values."""
+        """Returns the options that are not the default, as plain values."""
         return {name: getattr(self, name) for name, usual in OPTION_DEFAULTS.items() if getattr(self, name) != usual}
 
 
@@ -106,7 +106,7 @@ class Rates(NamedTuple):
 
     @classmethod
     def of(cls, members: Sequence[tuple[float, int, OptimizerOptions]], noise: Sequence[float] = (0.0,)) -> "Rates":
-        """From (learning rate, iterations, options) of every member, and the noise where gradients are scaled."""
+        """Builds rates from every member's (learning rate, iterations, options), and the noise if gradients scale."""
         rows = []
         for (rate, iterations, options), deviation in zip(members, itertools.cycle(noise)):
             given = {"learning_rate": rate, "iterations": iterations, "noise": deviation}
@@ -117,7 +117,7 @@ class Rates(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """The form of an update, which all models of a run share.
+    """The form of an update, shared by all models of a run.
 
     Attributes:
       counts: whether steps are counted, for anything that is not the same in all of them.
@@ -133,7 +133,7 @@ class Rule:
 
     @classmethod
     def of(cls, optimizer: str, members: Sequence[OptimizerOptions], *, clips: bool = True) -> "Rule":
-        """For all members together; gradients that are not clipped are not scaled either."""
+        """Returns the rule for all members together; gradients that are not clipped are not scaled either."""
         averages = any(options.average != "none" for options in members)
         decays = any(options.decay != "constant" or options.warmup or options.weight_decay for options in members)
         scales = clips and members[0].scale_gradients
@@ -143,7 +143,7 @@ class Rule:
         return make_optimizer(self.optimizer, learning_rate, momentum=self.momentum)
 
     def initial(self, parameters: Arrays) -> State:
-        """The state of one model before the first step."""
+        """Returns the state of one model before the first step."""
         state: dict[str, Any] = {"optimizer": self.make(1.0).init(parameters)}
         if self.counts:
             state["count"] = np.int32(0)
@@ -155,11 +155,11 @@ class Rule:
         return parameters, state
 
     def released(self, state: State) -> Arrays:
-        """The parameters that are evaluated and stored."""
+        """Returns the parameters that are evaluated and stored."""
         return state[1]["average"] if self.averages else state[0]
 
     def move(self, rates: Rates, gradients: Arrays, state: State, scales: Arrays | None = None) -> State:
-        """One step of one model, to be compiled; `scales`: what `row_scales` gave for this step, where it scales."""
+        """Applies one step to one model, to be compiled; `scales` are those of `row_scales` for this step, if any."""
         import jax
         import optax
 
@@ -189,7 +189,7 @@ def _row_shape(array: Any) -> tuple[int, ...]:
 
 
 def mean_squares(kept: Mapping[str, Any], scales: Arrays, gradients: Arrays, noise: Any) -> dict[str, Arrays]:
-    """What `row_scales` reads of a state, after one more step: of the rows' noisy gradients, and of their noise alone.
+    """Updates the running mean squares for `row_scales`: of the rows' noisy gradients, and of their noise.
 
     Before the step it was `kept`; `gradients` are released and unscaled; `noise` is the standard deviation in the
     scaled mean gradient.
@@ -207,7 +207,7 @@ def mean_squares(kept: Mapping[str, Any], scales: Arrays, gradients: Arrays, noi
 
 
 def row_scales(kept: Mapping[str, Any], parameters: Arrays) -> Arrays:
-    """What each row of the parameters has its gradient multiplied by before it is clipped; 1 in the first step.
+    """Returns the factor by which each row's gradient is multiplied before clipping; 1 in the first step.
 
     A row is all numbers along the last axis. Its scale is 1 / sqrt(v + mean of v), v the mean square of what earlier
     steps released of its gradient, less that of the noise, which is known; so large rows become alike, and rows that
@@ -235,7 +235,7 @@ def row_scales(kept: Mapping[str, Any], parameters: Arrays) -> Arrays:
 
 
 def learning_rate_at(rates: Rates, count: Any) -> Any:
-    """The learning rate of the step after `count` others.
+    """Returns the learning rate of the step after `count` others.
 
     It is above 0 in every step: a rise ends at, and a fall begins with, the learning rate itself.
 
@@ -253,7 +253,7 @@ def learning_rate_at(rates: Rates, count: Any) -> Any:
 
 
 def average_weight_at(rates: Rates, count: Any) -> Any:
-    """The weight of the iterate after `count` + 1 steps in the average so far; the rest is that of the average.
+    """Returns the weight of the iterate after `count` + 1 steps in the running average.
 
     Guarantees:
       - The averages are those of all iterates with plain weights.   (test_averages)
@@ -269,7 +269,7 @@ def average_weight_at(rates: Rates, count: Any) -> Any:
 
 @functools.lru_cache(maxsize=32)
 def compiled_scales(rule: Rule) -> Callable[[State], Arrays | None]:
-    """state -> the scales of the next step's gradients, with a leading axis for the models."""
+    """Compiles: state -> the scales of the next step's gradients, with a leading axis for the models."""
     import jax
 
     if not rule.scales:
@@ -279,7 +279,7 @@ def compiled_scales(rule: Rule) -> Callable[[State], Arrays | None]:
 
 @functools.lru_cache(maxsize=32)
 def compiled_update(rule: Rule) -> Callable[..., State]:
-    """(state, gradients, rates, scales or None) -> the state after one step."""
+    """Compiles: (state, gradients, rates, scales or None) -> the state after one step."""
     import jax
 
     def update(state: State, gradients: Arrays, rates: Rates, scales: Arrays | None = None) -> State:
@@ -290,7 +290,7 @@ def compiled_update(rule: Rule) -> Callable[..., State]:
 
 @functools.cache
 def optimizer_names() -> tuple[str, ...]:
-    """Every optimizer of optax that needs no more than a learning rate and a gradient.
+    """Returns the names of optax's optimizers that need no more than a learning rate and a gradient.
 
     Guarantees:
       - Each of them takes compiled steps on a number and on a vector, and its state can be stored.
@@ -312,7 +312,7 @@ def optimizer_names() -> tuple[str, ...]:
 
 
 def check_optimizer(name: str) -> None:
-    """Refuses, with InputError, what optax does not have."""
+    """Raises InputError for a name that optax does not have."""
     if name == "adam":
         return
     if name not in optimizer_names():
@@ -322,7 +322,7 @@ def check_optimizer(name: str) -> None:
 
 
 def make_optimizer(name: str, learning_rate: Any, *, momentum: float = 0.0) -> "optax.GradientTransformation":
-    """The optax optimizer of this name; momentum is sgd's.
+    """Returns the optax optimizer of this name; momentum applies to sgd.
 
     >>> make_optimizer("sgd", 0.1).init({})
     (EmptyState(), EmptyState())

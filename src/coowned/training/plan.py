@@ -1,4 +1,4 @@
-"""The training plan: everything a run is, in one frozen object, so that what is accounted is what runs."""
+"""The training plan: everything that defines a run, in one frozen object, so that what runs is what is accounted."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ import numpy as np
 
 from coowned import validate
 from coowned.accounting.claim_file import absent_statement
-from coowned.accounting.guarantee import PrivacyGuarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.signal_to_noise import SignalToNoise
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate
@@ -28,7 +28,7 @@ from coowned.training.optimizers import OptimizerOptions
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RunPlan(OptimizerOptions):
-    """Every choice of a run, and what may be claimed afterwards; `Run.plan` is the one of a finished run.
+    """The settings of a run, and what may be claimed afterwards; `Run.plan` of a finished run.
 
     Sampler, noise and claim are read from one mechanism and one guarantee; nothing can be set twice.
 
@@ -103,7 +103,7 @@ class RunPlan(OptimizerOptions):
         mechanism: Mechanism,
         guarantee: PrivacyGuarantee | None,
     ) -> "RunPlan":
-        """Reads what `describe` gave, as JSON has it."""
+        """Reads the values of `describe` back, as stored in JSON."""
         clip_norm, (optimizer, learning_rate, *options) = described["clip_norm"], described["optimizer"]
         coefficients, iterations = np.array(described["coefficients"]), mechanism.iterations
         return RunPlan(
@@ -124,13 +124,13 @@ class RunPlan(OptimizerOptions):
 
     @property
     def batch_size(self) -> int:
-        """What sums of gradients are divided by: public, never what was drawn."""
+        """The public number that sums of gradients are divided by, never the number of copies drawn."""
         assert self.mechanism.batch_size is not None
         return self.mechanism.batch_size
 
     @property
     def expected_copies(self) -> int:
-        """How many copies a step draws on average at most; more than batch_size where a mechanism was made so."""
+        """An upper bound on the mean number of copies per step; it may exceed batch_size in custom mechanisms."""
         return self.mechanism.expected_copies(self.certificate)
 
     @property
@@ -139,11 +139,11 @@ class RunPlan(OptimizerOptions):
 
     @property
     def coefficients(self) -> np.ndarray:
-        """(num_bands,) of the strategy; (1.0,) is independent noise."""
+        """The (num_bands,) coefficients of the strategy; (1.0,) is independent noise."""
         return np.ones(1) if self.strategy is None else self.strategy.coefficients
 
     def signal_to_noise(self, num_parameters: int, num_scores: int | None = None) -> SignalToNoise | None:
-        """Of the mean gradient of a model with so many parameters and scores; None without noise."""
+        """Estimates the signal-to-noise ratio of the mean gradient for a model of this size; None without noise."""
         if self.guarantee is None:
             return None
         return SignalToNoise.of(
@@ -155,7 +155,7 @@ class RunPlan(OptimizerOptions):
         )
 
     def __str__(self) -> str:
-        """Every choice in a line or two, and the reasons of those that nobody made."""
+        """Returns every setting in a line or two, with the reasons for those chosen automatically."""
         clip_norm = "no clipping" if self.clip_norm in (None, math.inf) else f"clip norm {self.clip_norm:g}"
         options = "".join(f", {name} {value}" for name, value in self.options().items())
         rate = f"learning rate {self.learning_rate:g}"
@@ -167,13 +167,13 @@ class RunPlan(OptimizerOptions):
         return "\n".join([said, *chosen, *(f"- {reason}" for reason in self.reasons)])
 
     def statement(self, model: Mapping[str, Any] | None = None) -> str:
-        """What may be said of the model, and of the public parts that its description names."""
+        """Returns what may be claimed about the model, and about the public parts that its description names."""
         if self.guarantee is None:
             return absent_statement(public=self.public)
         return self.guarantee.statement(model=model)
 
     def describe(self) -> dict[str, Any]:
-        """Every choice of the run but its data, code and key, as plain values; a run is resumed only under the same."""
+        """Returns all settings except data, code and key, as plain values; a run resumes only under the same."""
         clip_norm, options = self.clip_norm, self.options()
         return {
             **claim_terms(self.certificate, self.mechanism, self.guarantee),
@@ -187,13 +187,13 @@ class RunPlan(OptimizerOptions):
 
     @functools.cached_property
     def digest(self) -> str:
-        """Names what `describe` gives."""
+        """The digest of `describe`."""
         return plan_digest(self.describe())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingPlan(RunPlan):
-    """A plan that can be trained: its choices together with S and the run key.
+    """A plan that can be trained: a `RunPlan` with S and the run key.
 
     Guarantees:
       - A guarantee for another certificate, mechanism or kind of key is refused.   (test_parts_must_agree)
@@ -228,11 +228,11 @@ class TrainingPlan(RunPlan):
         super().__post_init__()
 
     def batches(self, *, multiple_of: int = 8) -> Batches:
-        """The batches of every step, from the mechanism that was accounted for."""
+        """Returns the batches of every step, from the mechanism that was accounted for."""
         return self.mechanism.batches(self.selected, run_key=self.run_key, multiple_of=multiple_of)
 
     def check(self, graph: AttributionGraph) -> None:
-        """Recounts everything the claim rests on, before the first step; refuses what does not agree."""
+        """Recounts everything the claim rests on, before the first step; raises an error for any mismatch."""
         self.certificate.check(graph, self.selected)
         self.mechanism.check_selected(self.selected)
         if self.guarantee is not None:
@@ -242,7 +242,7 @@ class TrainingPlan(RunPlan):
 def claim_terms(
     certificate: ContributionCertificate, mechanism: Mechanism, guarantee: PrivacyGuarantee | None
 ) -> dict[str, Any]:
-    """What a plan, a guarantee and a certificate must agree in, as plain values."""
+    """Returns the terms that a plan, a guarantee and a certificate must share, as plain values."""
     terms: dict[str, Any] = {
         "graph": certificate.graph_digest,
         "selection": certificate.selection_digest,
@@ -262,5 +262,5 @@ def claim_terms(
 
 
 def plan_digest(plan: dict[str, Any]) -> str:
-    """Names a plan, as `TrainingPlan.describe` gives it."""
+    """Returns the digest of a plan as `TrainingPlan.describe` gives it."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What is told of a run while it goes on: its speed, the privacy so far, and curves that no guarantee covers."""
+"""Progress of a run: speed, privacy spent so far, and training curves that no guarantee covers."""
 
 import io
 import time
@@ -28,12 +28,12 @@ OnMetrics = Callable[[dict[str, Any]], object]
 
 
 class Report:
-    """Tells a `Progress` of steps a second, time left and privacy so far, at most a few times a second.
+    """A reporter of steps per second, time left and privacy so far to a `Progress`, at most a few times a second.
 
     Guarantees:
       - Steps a second and time left are those of the last seconds: the first step, which waits for the compiler, and
         slow times long past are not in them.   (test_speed_is_that_of_the_last_seconds)
-      - Privacy so far is told for tenths of the run, which are fixed before it, and for no other step.
+      - Privacy so far is reported for tenths of the run, which are fixed before it, and for no other step.
         (test_privacy_is_told_for_tenths_alone)
     """
 
@@ -62,7 +62,7 @@ class Report:
         return [f"{rate:{',.0f' if rate >= 10 else '.2g'}} steps/s", f"{duration(left)} left"]
 
     def _privacy(self, done: int) -> list[str]:
-        """Epsilon after the last tenth of the run that has passed."""
+        """Returns epsilon after the last completed tenth of the run."""
         iterations = self._plan.iterations
         tenths = 10 * done // iterations
         reached = -(-tenths * iterations // 10)
@@ -72,7 +72,7 @@ class Report:
 
 
 def claim(plan: TrainingPlan) -> str:
-    """The whole claim in one line, to stand above every epsilon that is told while the run goes on."""
+    """Returns the whole claim in one line, to print above every epsilon shown during the run."""
     guarantee = plan.guarantee
     if guarantee is None or guarantee.test_run:
         return f"no guarantee, {counted(plan.iterations, 'step')}"
@@ -88,7 +88,7 @@ def claim(plan: TrainingPlan) -> str:
 
 
 def privacy_so_far(plan: TrainingPlan, step: int) -> str:
-    """What had been spent after so many steps, had the run been meant to end there; "" where there is no such figure.
+    """Returns the privacy spent if the run had been planned to end at this step; "" if there is no such figure.
 
     A claim only for a step that was fixed beforehand: a run that is stopped early keeps the epsilon of all its steps.
     Before the first step, and where so few cannot be accounted for, there is none: training goes on without it.
@@ -109,7 +109,7 @@ def privacy_so_far(plan: TrainingPlan, step: int) -> str:
 
 
 class StepMetrics(NamedTuple):
-    """Of one step; its numbers may still be on their way from a device."""
+    """Metrics of one step, whose numbers may still be on their way from a device."""
 
     step: int
     loss: Any  # mean over the batch, before the step
@@ -117,13 +117,13 @@ class StepMetrics(NamedTuple):
     copies: int
 
     def row(self) -> dict[str, Any]:
-        """As a table and `OnMetrics` have it."""
+        """Returns the metrics as a row of the table and for `OnMetrics`."""
         share = float(self.clipped) / max(1, self.copies)
         return {"step": self.step, "loss": float(self.loss), "clipped_share": share, "copies": self.copies}
 
 
 def metrics_table(metrics: Sequence[StepMetrics]) -> "pl.DataFrame":
-    """One row a step."""
+    """Returns a table with one row per step."""
     import polars as pl
 
     schema = {"step": pl.Int64, "loss": pl.Float64, "clipped_share": pl.Float64, "copies": pl.Int64}
@@ -132,7 +132,7 @@ def metrics_table(metrics: Sequence[StepMetrics]) -> "pl.DataFrame":
 
 
 def parquet_bytes(table: "pl.DataFrame", note: str) -> bytes:
-    """A Parquet file with a note in its metadata."""
+    """Returns a Parquet file with a note in its metadata."""
     import pyarrow.parquet as pq
 
     buffer = io.BytesIO()

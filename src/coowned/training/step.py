@@ -1,4 +1,4 @@
-"""One step: an exact sum, a row of noise, and a program that sees nothing but both together.
+"""One training step: an exact sum, a row of noise, and a program that reads only their sum.
 
 The three are apart: what comes after the noise is post-processing, and is compiled once, whatever the batch was.
 """
@@ -43,7 +43,7 @@ class Step:
     def __call__(
         self, state: State, batch: Arrays, mask: Any, noise: Arrays | None, drawn: int | None = None
     ) -> tuple[State, Any]:
-        """(the state after one step, number of clipped copies).
+        """Returns (the state after one step, number of clipped copies).
 
         Args:
           state: before the step.
@@ -66,7 +66,7 @@ class Step:
 
 @functools.lru_cache(maxsize=32)
 def compiled_mean(model: Model) -> Callable[..., tuple[Arrays, Any]]:
-    """(parameters, batch, mask, batch size) -> (sum of plain gradients over the batch size, of every model; 0).
+    """Compiles: (parameters, batch, mask, batch size) -> (every model's sum of plain gradients over the batch size, 0).
 
     The 0 is the number of clipped copies. As a result of the same program it is ready only when the batch has been
     read: the loop waits for it before the batch's memory is used again.
@@ -89,13 +89,13 @@ def compiled_mean(model: Model) -> Callable[..., tuple[Arrays, Any]]:
 
 @functools.lru_cache(maxsize=32)
 def compiled_loss(model: Model) -> Callable[..., Any]:
-    """(parameters of one model, batch, mask) -> mean loss of the real rows."""
+    """Compiles: (parameters of one model, batch, mask) -> mean loss of the real rows."""
     return compiled_for(model, functools.partial(_mean_loss, model))
 
 
 @functools.lru_cache(maxsize=32)
 def compiled_total_loss(model: Model) -> Callable[..., tuple[Any, Any]]:
-    """(parameters of one model, batch, mask) -> total loss of the real rows, and how many have one."""
+    """Compiles: (parameters of one model, batch, mask) -> (total loss of the real rows, how many have one)."""
     return compiled_for(model, functools.partial(_total_loss, model))
 
 
@@ -115,7 +115,7 @@ def _total_loss(model: Model, parameters: Arrays, batch: Arrays, mask: Any) -> t
 
 
 def gathered(batch: Arrays) -> Arrays:
-    """The batch with rows that lie elsewhere copied into it."""
+    """Copies features stored elsewhere into the batch."""
     rows = batch.get("features")
     if rows is None or not hasattr(rows, "arrays"):
         return batch

@@ -1,4 +1,4 @@
-"""Many configurations on one stream of batches; for linear models one matrix product is that of all."""
+"""Training of many configurations on one stream of batches, with shared matrix products for linear models."""
 
 import contextlib
 import dataclasses
@@ -6,8 +6,8 @@ import io
 import itertools
 import json
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from coowned.progress import Progress
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.checkpoint import Keeper
 from coowned.training.evaluate import example_losses
-from coowned.training.loop import run_plans
+from coowned.training.loop import LoopOptions, run_plans
 from coowned.training.optimizers import OPTION_DEFAULTS
 from coowned.training.plan import TrainingPlan
 
@@ -48,11 +48,11 @@ class SweptModels:
     parameters: dict[str, npt.NDArray[np.float32]]
 
     def member(self, number: int) -> dict[str, npt.NDArray[np.float32]]:
-        """The parameters of one member, as `train` would give them."""
+        """Returns the parameters of one member, as `train` would return them."""
         return {name: array[number] for name, array in self.parameters.items()}
 
     def compare(self, data: TrainingData, *, split: str) -> "pl.DataFrame":
-        """Loss and accuracy of every member on a split (validation, to choose; test, to report the one chosen).
+        """Evaluates every member on a split (validation, to choose; test, to report the one chosen).
 
         Not covered by any guarantee: a choice by these numbers depends on every member's training and on the split.
         """
@@ -74,16 +74,16 @@ class SweptModels:
         )
 
     def members(self) -> "pl.DataFrame":
-        """Number, configuration and settings of every member: what was asked for, nothing of the data."""
+        """Returns number, configuration and settings of every member: what was asked for, nothing of the data."""
         import polars as pl
 
-        options = dict.fromkeys(name for plan in self.plans for name in plan.options())  # those anybody set
+        options = dict.fromkeys(name for plan in self.plans for name in plan.options())  # those that any plan sets
         shown = ("configuration", "learning_rate", "clip_norm", "noise_multiplier", *options)
         columns = {name: [getattr(plan, name) for plan in self.plans] for name in shown}
         return pl.DataFrame({"number": range(len(self.plans)), **columns})
 
     def statement(self, released: int) -> str:
-        """What may be said where the model of this number is released and no other is.
+        """Returns the statement for releasing this member and no other.
 
         Guarantees:
           - It names the others and says that they are not covered.   (test_statement_covers_one_model)
@@ -100,7 +100,7 @@ class SweptModels:
         )
 
     def released(self, number: int) -> tuple[dict[str, npt.NDArray[np.float32]], dict[str, str]]:
-        """(arrays, metadata) of the file of one member, with the statement for the case that it is the one released."""
+        """Returns (arrays, metadata) of one member's file, with the statement for releasing this member only."""
         metadata = {
             "format": "pt",
             "statement": self.statement(number),
@@ -110,7 +110,7 @@ class SweptModels:
         return self.model.to_arrays(self.member(number)), metadata
 
     def noise_multiplier_of_all(self) -> float:
-        """The noise multiplier of the one mechanism that releases every member: pass it to `guarantee`.
+        """Returns the noise multiplier of the one mechanism that releases every member: pass it to `guarantee`.
 
         Guarantees:
           - It is (sum of sigma^-2)^(-1/2), never above the smallest member's.   (test_noise_multiplier_of_all)
@@ -126,11 +126,8 @@ def sweep(
     data: TrainingData,
     *,
     folder: Keeper | None = None,
-    initial: Mapping[str, npt.NDArray[np.float32]] | None = None,
-    configuration_digest: str = "",
-    checkpoint_every: int | None = None,
-    devices: int = 1,
     progress: Progress | None = None,
+    **options: Unpack[LoopOptions],
 ) -> SweptModels:
     """Trains configurations that share data, S, batch size, iterations and optimizer, all in one pass.
 
@@ -155,13 +152,12 @@ def sweep(
 
     Args:
       plans: at least one, each with a `configuration` of its own; the same run key, certificate, mechanism, optimizer.
-      model, data, folder, initial, configuration_digest, checkpoint_every, devices, progress: as for `train`; all
-        members start from `initial`.
+      model, data, folder, progress, options: as for `train`; all members start from `initial`.
 
     Example:
       >>> from coowned import AttributionGraph, Greedy, LogisticRegression, PoissonSampling, certify
       >>> from coowned.synthetic.logistic_data import LogisticData
-      >>> from coowned.synthetic.world_data import WorldData
+      >>> from coowned.synthetic.logistic_data import WorldData
       >>> graph = AttributionGraph.from_users_per_example([[user] for user in range(200)])
       >>> data = WorldData.part(LogisticData(num_features=3).attach(graph, seed=0))
       >>> selection = Greedy(contribution_bound=1).select(graph)
@@ -183,17 +179,7 @@ def sweep(
         if progress is not None:
             progress(done / plans[0].iterations, f"{len(plans)} models, step {done:,} of {plans[0].iterations:,}")
 
-    parameters, _ = run_plans(
-        plans,
-        model,
-        data,
-        folder=folder,
-        initial=initial,
-        configuration_digest=configuration_digest,
-        checkpoint_every=checkpoint_every,
-        devices=devices,
-        report=report,
-    )
+    parameters, _ = run_plans(plans, model, data, folder=folder, report=report, **options)
     swept = SweptModels(model=model, plans=plans, parameters=parameters)
     if folder is not None:
         models = {f"model-{number}.safetensors": swept.released(number) for number in range(len(plans))}
@@ -204,7 +190,7 @@ def sweep(
 
 
 def _prepare_claim(plans: tuple[TrainingPlan, ...], folder: Keeper) -> None:
-    """The claim for all members together goes into the folder, for `coowned compose`; none where it is out of reach."""
+    """Stores the claim for all members together, for `coowned compose`; none if it cannot be computed."""
     first = plans[0].guarantee
     if first is None:
         return
@@ -248,6 +234,30 @@ def _check(plans: tuple[TrainingPlan, ...]) -> None:
             raise InputError("plans with and without privacy cannot share a sweep; sweep them separately")
 
 
+class GridOptions(TypedDict, total=False):
+    """Keywords of `grid` that have a default.
+
+    epsilons: targets, each calibrated; or
+    noise_multipliers: as they are. Exactly one of the two.
+    optimizer: of all members; "adam" by default.
+    run_id: a name for the one run that all members are; made up at random by default.
+    Others: values to try of each option of the optimizer (`OptimizerOptions`): decay=["constant", "cosine"], say.
+    """
+
+    epsilons: Sequence[float]
+    noise_multipliers: Sequence[float]
+    optimizer: str
+    run_id: str | None
+    momentum: Sequence[float]
+    warmup: Sequence[float]
+    decay: Sequence[str]
+    final_rate: Sequence[float]
+    weight_decay: Sequence[float]
+    average: Sequence[str]
+    average_window: Sequence[float]
+    scale_gradients: Sequence[bool]
+
+
 def grid(
     certificate: ContributionCertificate,
     selected: Selection | Schedule,
@@ -258,13 +268,9 @@ def grid(
     delta: float,
     adjacency: str,
     run_key: RunKey,
-    epsilons: Sequence[float] = (),
-    noise_multipliers: Sequence[float] = (),
-    optimizer: str = "adam",
-    run_id: str | None = None,
-    **options: Sequence[Any],
+    **options: Unpack[GridOptions],
 ) -> list[TrainingPlan]:
-    """A plan for every combination of guarantee, clip norm, learning rate and options: what `sweep` trains in one pass.
+    """Returns a plan for every combination of guarantee, clip norm, learning rate and options, for one `sweep`.
 
     The order is that of nested loops: guarantees first, then clip norms, learning rates, and options as they are given;
     `sweep` has an example.
@@ -276,12 +282,12 @@ def grid(
 
     Args:
       certificate, selected, mechanism: as for `TrainingPlan`, shared by all members.
-      epsilons: targets, each calibrated; or
-      noise_multipliers: as they are. Exactly one of the two.
-      run_id: a name for the one run that all members are; made up at random by default.
-      options: values to try of each of `TrainingPlan`'s options of the optimizer: decay=["constant", "cosine"], say.
+      options: epsilons or noise_multipliers, optimizer, run_id, and options of the optimizer, as `GridOptions` says.
     """
-    for name in options:
+    tried: dict[str, Any] = dict(options)
+    epsilons, noise_multipliers = tried.pop("epsilons", ()), tried.pop("noise_multipliers", ())
+    optimizer, run_id = tried.pop("optimizer", "adam"), tried.pop("run_id", None)
+    for name in tried:
         validate.one_of(tuple(OPTION_DEFAULTS), option=name)
     if bool(epsilons) == bool(noise_multipliers):
         raise InputError("a grid needs either epsilons or noise_multipliers, at least one of them")
@@ -301,8 +307,8 @@ def grid(
     ]
     plans = []
     settings = itertools.product(claims, clip_norms, learning_rates)
-    for (claim, clip_norm, rate), values in itertools.product(settings, itertools.product(*options.values())):
-        chosen: dict[str, Any] = dict(zip(options, values, strict=True))
+    for (claim, clip_norm, rate), values in itertools.product(settings, itertools.product(*tried.values())):
+        chosen: dict[str, Any] = dict(zip(tried, values, strict=True))
         named = {"learning_rate": rate, "clip_norm": clip_norm, "noise_multiplier": claim.noise_multiplier, **chosen}
         plan = TrainingPlan(
             certificate=certificate,

@@ -1,4 +1,4 @@
-"""Several processes that train one model: nothing but exact integer sums travels between them.
+"""Training one model in several processes, which exchange nothing but exact integer sums.
 
 A step's sum of clipped gradients is an integer vector, so it does not matter who adds up which copies. Every worker
 adds up its own, the sums are added over workers, and noise, release and update are computed by each from the run key
@@ -14,14 +14,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from coowned.attribution.graph import AttributionGraph
-from coowned.attribution.identifiers import utf8_buffers
-from coowned.content.splits import hash_ids
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.mechanism.batching import Batch
 
-SHARDS = 1024  # virtual: dealt to workers in turn
-_SEED = 6_117_820_935_522_413  # of the hash: a stream of its own
 _MOST_COPIES = 2**28  # of a step: times the radius of a grid is below 2^63
 _LOSS_UNIT = 2.0**-20  # in which losses are added up
 
@@ -29,7 +24,7 @@ Sums = dict[str, npt.NDArray[np.int64]]
 
 
 class Workers(Protocol):
-    """The processes of a run, as each of them sees it."""
+    """The processes of a run, as seen by each of them."""
 
     @property
     def rank(self) -> int:
@@ -38,11 +33,11 @@ class Workers(Protocol):
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of processes."""
         ...
 
     def sum(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The sum over workers of a vector as long on each; raises WorkerLostError where one does not answer."""
+        """Sums vectors of equal length over workers; raises WorkerLostError if one does not answer."""
         ...
 
 
@@ -66,7 +61,7 @@ ALONE: Workers = SingleProcess()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Share:
-    """The copies of each batch that are one worker's.
+    """One worker's share of each batch.
 
     Guarantees:
       - Every copy is exactly one worker's, whichever their number.   (test_every_copy_is_one_workers)
@@ -82,7 +77,7 @@ class Share:
     count: int
 
     def of(self, drawn: Batch, *, batch_size: int, multiple_of: int) -> Batch:
-        """The part of a batch, padded to one of a few sizes."""
+        """Returns the worker's part of a batch, padded to one of a few sizes."""
         own = np.flatnonzero(drawn.mask & (self.shards[drawn.examples] % self.count == self.rank))
         unit = multiple_of * max(1, round(batch_size / self.count / 8 / multiple_of))  # about eight sizes at most
         size = unit * max(1, math.ceil(own.size / unit))
@@ -91,21 +86,10 @@ class Share:
         return Batch(drawn.step, examples, numbers, np.arange(size) < own.size)
 
 
-def shards_of(graph: AttributionGraph) -> npt.NDArray[np.int64]:
-    """(num_examples,) the virtual shard of every example.
-
-    >>> graph = AttributionGraph.from_users_per_example([[0]] * 4096)
-    >>> len(np.unique(shards_of(graph)))
-    1010
-    """
-    offsets, data = utf8_buffers(graph.example_ids, length=graph.num_examples)
-    return (hash_ids(offsets, data, graph.num_examples, _SEED) >> np.uint64(54)).astype(np.int64)  # of 64 bits: 1,024
-
-
 def summed(
     workers: Workers, sums: Sums, clipped: int, mask: npt.NDArray[np.bool_], drawn: int | None
 ) -> tuple[Sums, int]:
-    """A step's sums and number of clipped copies, over all workers.
+    """Adds up a step's sums and number of clipped copies over all workers.
 
     Guarantees:
       - Where workers together do not hold exactly the copies that the plan's coins drew, nothing is released.
@@ -131,13 +115,13 @@ def summed(
 
 
 def mean_loss(workers: Workers, total: float, count: int) -> np.float32:
-    """The mean over the copies of all workers, of which this one's have this total: a metric, rounded to 2^-20."""
+    """Computes the mean loss over the copies of all workers from this one's total: a metric, rounded to 2^-20."""
     found = workers.sum(np.array([round(float(total) / _LOSS_UNIT), int(count)], np.int64))
     return np.float32(found[0] * _LOSS_UNIT / max(1, int(found[1])))
 
 
 def send(workers: Workers, content: bytes | None) -> bytes:
-    """Gives every worker the bytes that worker 0 has; others give None."""
+    """Sends worker 0's bytes to every worker; the others pass None."""
     own = content if workers.rank == 0 else b""
     assert own is not None
     if workers.count == 1:
@@ -149,7 +133,7 @@ def send(workers: Workers, content: bytes | None) -> bytes:
 
 
 def agree(workers: Workers, values: Mapping[str, str]) -> None:
-    """Refuses, with InputError on every worker, values that are not worker 0's.
+    """Raises InputError on every worker for values that are not worker 0's.
 
     Guarantees:
       - All are refused where one differs, and the error names what differs and on which worker.

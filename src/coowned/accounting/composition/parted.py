@@ -136,7 +136,7 @@ def parts_grid(loss: ComposedLoss, parts: Parts, epsilon: float, growth: float, 
 
 
 def _weights(parts: Parts) -> tuple[float, float]:
-    """Returns what a variance added to either part adds to epsilon: the shift of delta over the slope of its sum."""
+    """Returns the increase of epsilon per variance added to either part: delta's shift over the slope of its sum."""
     core, jump = parts.core_share * parts.core_tilt, (1 - parts.core_share) * parts.jump_slope
     total = max(core + jump, 1e-300)
     return core / total * (parts.core_tilt + 1) / 2, jump / total * (parts.jump_slope + 1) / 2

@@ -14,7 +14,7 @@ UNDERFLOW = 1e-290
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spectrum:
-    """Holds one step's transform in a form whose T-th power is accurate: see `step_spectrum`."""
+    """The transform of one step in a form whose T-th power is accurate: see `step_spectrum`."""
 
     log_modulus: np.ndarray  # (size / 2 + 1,)
     log_growth: np.ndarray  # (size / 2 + 1,) by how much log_modulus could be larger for the transform's error

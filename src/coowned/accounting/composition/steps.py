@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from coowned.accounting.composition.allocation_loss import allocation_atoms
 from coowned.accounting.composition.group_mixture import LossAtoms, discretize, gaussian_pair, mixture_pair
 from coowned.accounting.composition.parted import ERROR_SHARE, PartedTail, parts_grid, plan_parts
 from coowned.accounting.composition.tilted import (
@@ -43,7 +42,7 @@ _Tail = TiltedTail | PartedTail | EmptyTail
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Holds one proven pair of epsilon and delta, and how it was computed."""
+    """A proven pair of epsilon and delta, and how it was computed."""
 
     epsilon: float  # proven together with delta; exactly one of the two was asked for
     delta: float
@@ -114,7 +113,7 @@ class Composition:
         }
 
     def coarse(self, log_delta: float) -> dict[str, ComposedLoss]:
-        """Discretizes coarsely: still an upper bound, and good enough to find the way."""
+        """Discretizes coarsely: still an upper bound, and good enough to guide the search."""
         scale = max(self._largest_loss(log_delta), 1e-12)
         return self.losses(log_delta=log_delta, spacing=scale * 1e-10, growth=_COARSE_GROWTH)
 
@@ -336,7 +335,7 @@ class _Search:
         return answer if parted is None or answer.error_share <= parted.error_share else parted
 
     def _is_parted(self, epsilon: float, precise: bool) -> bool:
-        """Says if two tilts do better than one: where one is imprecise or needs a far wider window."""
+        """Returns whether two tilts do better than one: where one is imprecise or needs a far wider window."""
         coarse = self.coarse.capped(_cap(epsilon))
         parts = plan_parts(coarse, epsilon, self.log_delta)
         if parts is None or not precise:
@@ -387,7 +386,7 @@ class _Search:
     def tail(
         self, right_tilt: float, epsilon: float, allowed: float, allowed_share: float, largest_share: float = 0.95
     ) -> tuple[ComposedLoss, TiltedTail]:
-        """Discretizes and transforms so that about `allowed` is added to epsilon, as far as memory lets."""
+        """Discretizes and transforms so that about `allowed` is added to epsilon, as far as memory permits."""
         coarse = self.coarse.capped(_cap(epsilon))
         tilt = coarse.best_tilt(epsilon, self.log_delta, allowed_share)
         window = coarse.window(tilt, epsilon, self.log_delta)
@@ -401,7 +400,7 @@ class _Search:
         )
 
     def _wider_and_wider(self, epsilon: float, spacing: float, growth: float) -> Iterator[ComposedLoss]:
-        """Yields the composition on a grid of that spacing, then on wider ones, in case a transform is too long."""
+        """Yields the composition on a grid of that spacing, then on coarser ones, in case a transform is too long."""
         for _ in range(40):
             losses = self.composition.losses(log_delta=self.log_delta, spacing=spacing, growth=growth)
             yield losses[self.direction].capped(_cap(epsilon))
@@ -423,6 +422,8 @@ def _cap(epsilon: float) -> float:
 
 def _epochs(step: Steps, **grid: float) -> list[tuple[dict[str, LossAtoms], int]]:
     """Returns the atoms of whole epochs of random allocation, and of the one in which training ends."""
+    from coowned.accounting.composition.allocation_loss import allocation_atoms
+
     rounds, noise = step.rounds_per_epoch, step.noise_multiplier
     whole, rest = divmod(step.repetitions, rounds)
     kinds = [(run, count) for run, count in ((rounds, whole), (rest, 1)) if run * count]

@@ -269,7 +269,7 @@ class ComposedLoss:
 
 
 class TiltedTail:
-    """Holds the T-fold tilted law on a cyclic grid: `at(epsilon)` is a rigorous upper bound on delta.
+    """The T-fold tilted law on a cyclic grid: `at(epsilon)` is a rigorous upper bound on delta.
 
     The tail sum has weights exp(-tilt a) - exp(-(tilt + 1) a), a = loss - epsilon: two geometric series. So it is taken
     in the frequency domain, where R(j) = sum over m of g_m Q(j + m) with generating function
@@ -397,4 +397,4 @@ class EmptyTail:
 
 
 class GridTooFineError(Exception):
-    """Tells the caller to take a wider spacing: the window needs a longer transform than allowed."""
+    """An error that asks for a wider spacing: the window needs a longer transform than allowed."""

@@ -1,0 +1,86 @@
+"""The accountant's results for a run or a tuning, computed once and cached."""
+
+import functools
+from typing import Any
+
+from coowned import codec
+from coowned.accounting import calculators
+from coowned.accounting.calibrate import ACCOUNTANT_VERSION
+from coowned.accounting.covered import CoveredRelease
+from coowned.accounting.statement import (
+    FALSE_ALARMS,
+)
+from coowned.accounting.terms import OTHER_ADJACENCY
+from coowned.accounting.tuning import TuningClaim
+from coowned.cache import cached
+from coowned.certificate import ContributionCertificate
+from coowned.errors import UncertifiableError
+from coowned.mechanism.mechanism import Mechanism, Steps
+
+
+def proven_of_tuning(tuning: TuningClaim, *, delta: float, adjacency: str) -> dict[str, float]:
+    """Returns what is proven for a tuning."""
+    question = {"accountant": ACCOUNTANT_VERSION, "tuning": codec.to_plain(tuning), "delta": delta}
+
+    def proven(under: str, *, one_example: bool = False) -> float:
+        asked = {**question, "adjacency": under, "one_example": one_example}
+
+        def epsilon() -> float:
+            return tuning.epsilon(delta, under, one_example=one_example)
+
+        return cached("accounting", asked, epsilon, encode=repr, decode=float)
+
+    return {
+        "epsilon": proven(adjacency),
+        "other_epsilon": proven(OTHER_ADJACENCY[adjacency]),
+        "example_epsilon": proven(adjacency, one_example=True),
+    }
+
+
+def tuning_attack_bound(tuning: TuningClaim, adjacency: str, epsilon: float) -> float:
+    def bound() -> float:
+        return tuning.attack_bound(adjacency, false_alarms=FALSE_ALARMS, largest=min(epsilon, 20.0))
+
+    question = {"accountant": ACCOUNTANT_VERSION, "attack": codec.to_plain(tuning), "rate": FALSE_ALARMS}
+    asked = {**question, "adjacency": adjacency, "epsilon": epsilon}
+    return cached("accounting", asked, bound, encode=repr, decode=float)
+
+
+def proven_of_run(
+    mechanism: Mechanism,
+    certificate: ContributionCertificate,
+    noise_multiplier: float,
+    evaluation: CoveredRelease | None,
+    *,
+    delta: float,
+    adjacency: str,
+) -> tuple[calculators.Answer, dict[str, float]]:
+    """Returns what the accountant proves for this noise: the main answer, and every epsilon by its field's name."""
+    claim: dict[str, Any] = {"noise_multiplier": noise_multiplier, "delta": delta}
+    also = () if evaluation is None else (evaluation.steps,)
+    answer = calculators.epsilon_details(mechanism, adjacency=adjacency, also=also, **claim)
+    example = calculators.epsilon(mechanism.for_example(certificate), adjacency=adjacency, **claim)
+    if evaluation is not None:  # an example is trained on or held out, never both
+        alone = calculators.release_epsilon(evaluation.example_steps, delta=delta, adjacency=adjacency)
+        example = max(example, alone)
+    return answer, {
+        "epsilon": answer.epsilon,
+        "other_epsilon": calculators.epsilon(mechanism, adjacency=OTHER_ADJACENCY[adjacency], also=also, **claim),
+        "example_epsilon": example,
+    }
+
+
+@functools.lru_cache(maxsize=64)
+def attack_bound(mechanism: Mechanism, noise_multiplier: float, adjacency: str, also: tuple[Steps, ...]) -> float:
+    claim: dict[str, Any] = {"noise_multiplier": noise_multiplier, "adjacency": adjacency}
+
+    def bound() -> float:
+        try:
+            return calculators.true_positive_rate_bound(mechanism, false_positive_rate=FALSE_ALARMS, also=also, **claim)
+        except UncertifiableError:
+            return 1.0
+
+    question = {"accountant": ACCOUNTANT_VERSION, "attack": mechanism.to_dict(), "rate": FALSE_ALARMS, **claim}
+    if also:
+        question["also"] = codec.to_plain(also)
+    return cached("accounting", question, bound, encode=repr, decode=float)
