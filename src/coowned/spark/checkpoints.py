@@ -25,12 +25,16 @@ class Checkpoints:
     Guarantees:
       - What comes back from `save` is read from files: its plan is one scan.   (test_plans_are_truncated)
       - `clear` leaves nothing of the folder.                                    (test_nothing_is_left_behind)
+      - Nor does a command that is interrupted while a table is being written.   (test_interrupt_is_one_sentence)
     """
 
     def __init__(self, spark: "SparkSession", directory: str | os.PathLike[str] | None = None):
         self.spark = spark
         base = _base_directory(spark, directory)
         self.root = f"{base.rstrip('/')}/coowned-{uuid.uuid4().hex}"
+        file_system, path = hadoop_path(spark, self.root)
+        file_system.mkdirs(path)
+        file_system.deleteOnExit(path)  # a path that exists only, hence before the first table
         if base.startswith("file:") and not is_local(spark):
             try:
                 check_shared(spark, self.root)
@@ -40,8 +44,6 @@ class Checkpoints:
     def save(self, table: "DataFrame", name: str) -> "DataFrame":
         """Writes a table and returns it as read back."""
         table.write.parquet(f"{self.root}/{name}")
-        file_system, path = hadoop_path(self.spark, self.root)
-        file_system.deleteOnExit(path)
         return self.read([name], table.schema)
 
     def read(self, names: Iterable[str], schema: "StructType | str") -> "DataFrame":

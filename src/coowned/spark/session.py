@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -93,7 +93,7 @@ def session(
     builder = SparkSession.builder.master(chosen).appName("coowned")
     for name, value in settings.items():
         builder = builder.config(name, value)
-    handler = signal.getsignal(signal.SIGINT)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with warnings.catch_warnings():  # the package uses no pandas, whatever of it is installed
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
@@ -107,7 +107,7 @@ def session(
         raise InputError(f"Spark did not start on {chosen} ({reason}); check --master; {_REMEDY}") from error
     with _without_logs_of_py4j():
         try:
-            with _interruptible(started, handler):
+            with _interruptible(started, handlers):
                 _prepare(started, py_files)
                 yield started
         finally:
@@ -139,22 +139,25 @@ def _without_logs_of_py4j() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _interruptible(spark: "SparkSession", handler: Any) -> Iterator[None]:
-    """Cancels Spark's jobs on an interrupt, and calls the handler installed before Spark's own."""
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+def _interruptible(spark: "SparkSession", handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    """Cancels Spark's jobs on a signal, and calls the handler installed before Spark's own."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupted(number: int, frame: Any) -> None:
         with contextlib.suppress(Exception):  # Java may be gone already
             spark.sparkContext.cancelAllJobs()
-        handler(number, frame)
+        handlers[signal.Signals(number)](number, frame)
 
-    signal.signal(signal.SIGINT, interrupted)
+    callables = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in callables:
+        signal.signal(number, interrupted)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in callables.items():
+            signal.signal(number, handler)
 
 
 def _prepare(spark: "SparkSession", py_files: Iterable[str]) -> None:
