@@ -436,6 +436,17 @@ def test_unchecked_indices_are_refused(torch, microbatch):
 
 
 @pytest.mark.peers
+def test_operations_of_other_libraries_are_refused(torch):
+    """Nobody knows where they look: torchvision's `roi_align` takes the number of an image from a float."""
+    with torch.library._scoped_library("elsewhere", "DEF") as library:
+        library.define("look(Tensor table, Tensor place) -> Tensor")
+        library.impl("look", lambda table, place: table[place.long()], "CompositeExplicitAutograd")
+        model, batch = table_model(torch, lambda table, p: torch.ops.elsewhere.look(table.detach(), p.float()))
+        with pytest.raises(BatchCoupledLossError, match="calls look with numbers that differ"):
+            sums(model, batch)
+
+
+@pytest.mark.peers
 @pytest.mark.parametrize("microbatch", [2, 3, 8, 64])
 @pytest.mark.parametrize("length", [2, 3, 50, 1000])
 def test_the_probe_finds_a_lookup_that_no_name_tells(torch, length, microbatch, monkeypatch):

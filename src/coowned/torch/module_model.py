@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -44,7 +45,7 @@ class ModuleModel(ExampleModel):
         test_a_copy_adds_the_same_in_any_place_in_torch)
       - Nor does an index out of range read or write another copy: an operation that takes integers of an example and
         is not known to check them, such as `F.embedding` on a table that differs between examples, is refused by name;
-        made-up indices out of range are tried besides.
+        made-up indices out of range are tried besides. Operations of other libraries are refused.
         (test_unchecked_indices_are_refused, test_the_probe_finds_a_lookup_that_no_name_tells,
         test_indices_out_of_range_stay_in_their_example_in_torch)
       - A row for which the loss or the module raises (an index out of range) adds exactly zero and stops nothing; it
@@ -351,46 +352,80 @@ def refuse_unchecked_indices(rows: Arrays) -> Any:
     and adds to its gradient; other operations write beyond their tensor. The context sees the operations that are left
     below `vmap` and the derivative, and which of their tensors were computed from `rows`: those may reach integers only
     into operations that are known to compare each with the table's own size (`_CHECKED`), or that do not look up.
+    Memory that has no value yet, and may hold what another example left there, is set to zero.
     """
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
     from torch.utils._pytree import tree_leaves
 
     class RefuseUncheckedIndices(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()
             self.content = weakref.WeakSet(map(_storage, rows.values()))
-            self.checked = weakref.WeakSet()  # indices that PyTorch has compared, or made itself
+            self.below = weakref.WeakKeyDictionary()  # bounds of indices that PyTorch has compared, or made itself
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs, name = kwargs or {}, func.overloadpacket.__name__.rstrip("_")
+            if name in _WITHOUT_VALUES:
+                return func(*args, **kwargs).zero_()
             given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             of_content = [tensor for tensor in given if self._is_of_content(tensor)]
-            if not of_content:
+            if not of_content and not name.startswith("resize"):
                 return func(*args, **kwargs)
             whole = [tensor for tensor in of_content if not (tensor.is_floating_point() or tensor.is_complex())]
-            known = all(_storage(tensor) in self.checked for tensor in whole)
-            far = _is_far(name, args, self._is_of_content)
-            if far or (whole and not _is_harmless(func, name, args, self._is_of_content, known=known)):
+            if not self._is_harmless(func, name, args, whole):
                 raise BatchCoupledLossError(
-                    f"the loss calls {name} with {'numbers' if far else 'integers'} that differ "
+                    f"the loss calls {name} with {'integers' if whole else 'numbers'} that differ "
                     "between examples: PyTorch is not known to compare them with the size of what they are looked up "
                     "in, and one out of range reaches into other examples; "
                     f"{_INSTEAD.get(name, 'use index_select, gather or scatter_add')}"
                 )
+            bound = self._bound_of_result(name, args, kwargs, given) if whole else math.inf
             result = func(*args, **kwargs)
             made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-            self.content.update(map(_storage, made))
-            if name == "embedding":
-                self.checked.update(map(_storage, whole))
-            elif whole and known and name in _MOVED:
-                self.checked.update(map(_storage, made))
-            elif name in _PLACES:
-                self.checked.update(_storage(tensor) for tensor in made if not tensor.is_floating_point())
+            made += given if func._schema.is_mutable else []
+            self.content.update(filter(None, map(_storage, made)))
+            if name in _PLACES:
+                bound = _places(name, args)
+            for tensor in whole if name == "embedding" else () if func.is_view else made:
+                if not tensor.is_floating_point() and (storage := _storage(tensor)) is not None:
+                    self.below[storage] = bound
             return result
 
         def _is_of_content(self, tensor: Any) -> bool:
             return (storage := _storage(tensor)) is None or storage in self.content
+
+        def _is_harmless(self, func: Any, name: str, args: Any, whole: Sequence[Any]) -> bool:
+            """Returns whether none of these integers, nor a coordinate, takes this operation out of its own example."""
+            if func.namespace != "aten" or name.startswith("resize") or _is_far(name, args, self._is_of_content):
+                return False
+            if not whole:
+                return True
+            if name == "embedding":  # for a table of each example, they lie one after another
+                return not self._is_of_content(args[0])
+            if name in _OWN_PLACES:
+                return all(self._bound(tensor) <= _places(name, args) for tensor in whole)
+            if name.startswith("_embedding_bag"):
+                return "backward" in name or not self._is_of_content(args[2])  # offsets
+            return name in _CHECKED or func.is_view or _is_pointwise(name)
+
+        def _bound_of_result(self, name: str, args: Any, kwargs: Any, given: Sequence[Any]) -> float:
+            """Returns a number above all in the result of what moves indices or adds to them; infinity: not known."""
+            if name == "add" and not kwargs:
+                return sum(map(self._bound, args)) - 1
+            return max(map(self._bound, given)) if name in _MOVED else math.inf
+
+        def _bound(self, values: Any) -> float:
+            """Returns a number above all of these, none of which is negative; infinity: not known."""
+            if not isinstance(values, torch.Tensor):
+                return values + 1 if values >= 0 else math.inf
+            if values.is_floating_point() or values.element_size() < 4:  # what is narrower may have overflowed
+                return math.inf
+            if self._is_of_content(values):
+                return self.below.get(_storage(values), math.inf)
+            with _disable_current_modes():
+                low, high = (values.min().item(), values.max().item()) if values.numel() else (0, 0)
+            return high + 1 if low >= 0 else math.inf
 
     return RefuseUncheckedIndices()
 
@@ -412,14 +447,17 @@ _CALCULATE = """
     select_scatter slice_backward slice_scatter soft_margin_loss soft_margin_loss_backward sort stack sum topk tril
     triu unfold_backward zero zeros_like
 """
-# Derivatives that check nothing: allowed with the indices that PyTorch compared, or made, before.
+# Derivatives that check nothing: allowed with indices that PyTorch compared, or made, for as many places before.
 _BACK_TO_PLACES = """
     adaptive_max_pool2d_backward adaptive_max_pool3d_backward embedding_dense_backward fractional_max_pool2d_backward
     fractional_max_pool3d_backward max_pool2d_with_indices_backward max_pool3d_with_indices_backward
 """
 _CHECKED, _OWN_PLACES = frozenset((_CHECK + _CALCULATE).split()), frozenset(_BACK_TO_PLACES.split())
-_PLACES = frozenset(name.removesuffix("_backward") for name in _OWN_PLACES)
-_MOVED = frozenset({"_to_copy", "_unsafe_view", "add", "clone", "cat", "copy", "stack"})
+_PLACES = frozenset({"embedding", *(name.removesuffix("_backward") for name in _OWN_PLACES)})
+_MOVED = frozenset({"_to_copy", "_unsafe_view", "clone", "cat", "copy", "stack"})
+_WITHOUT_VALUES = frozenset(
+    {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+)
 _INSTEAD = {
     "embedding": "use torch.index_select(table, 0, indices)",
     "_embedding_bag": "use bags of one length, without offsets",
@@ -427,20 +465,18 @@ _INSTEAD = {
     "bincount": "use (indices[:, None] == torch.arange(count)).sum(0)",
     "repeat_interleave": "use torch.index_select(table, 0, indices)",
     "segment_reduce": "use scatter_add",
+    "resize": "use reshape, or new_zeros",
     "grid_sampler_2d": "use padding_mode='zeros'",
     "grid_sampler_3d": "use padding_mode='zeros'",
 }
 
 
-def _is_harmless(func: Any, name: str, args: Any, is_of_content: Callable[[Any], bool], *, known: bool) -> bool:
-    """Returns whether no integer takes this operation out of its own example; known: all were compared before."""
-    if name == "embedding":  # for a table of each example, they lie one after another
-        return not is_of_content(args[0])
-    if name.startswith("_embedding_bag"):
-        return "backward" in name or not is_of_content(args[2])  # offsets
-    if name in _OWN_PLACES:
-        return known
-    return func.namespace == "aten" and (name in _CHECKED or func.is_view or _is_pointwise(name))
+def _places(name: str, args: Any) -> int:
+    """Returns how many places the indices of this lookup, or pooling, are of."""
+    if name.startswith("embedding"):
+        return args[2] if "backward" in name else args[0].shape[0]
+    table = args[1] if "backward" in name else args[0]
+    return math.prod(table.shape[-3 if "3d" in name else -2 :])
 
 
 def _is_far(name: str, args: Any, is_of_content: Callable[[Any], bool]) -> bool:
