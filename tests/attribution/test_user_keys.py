@@ -160,6 +160,8 @@ SPELLINGS = [
     "bob@x.org", "BOB@X.ORG", "mailto:bob@x.org", "MAILTO:Bob@x.org", "SMTP:bob@x.org", "smtp:bob@x.org", '"bob@x.org"', "'bob@x.org'",
     "bob@x.org.", "bob@x.org;", "bob@x.org,", "<bob@x.org>", "Bob <bob@x.org>", "Bob (bob@x.org)", "Bob [bob@x.org]", "[bob@x.org]",
     "(bob@x.org)", '"Bob" <bob@x.org> (home)', "bob@x.org (Bob)", '"Stone, Bob" <bob@x.org>', "Bob <mailto:bob@x.org>",
+    "Bob [mailto:bob@x.org]", "Bob [SMTP:bob@x.org]", "mailto:bob%2Bnews@x.org", "`bob@x.org`", "{bob@x.org}", "\u2018bob@x.org\u2019",
+    "\u201cbob@x.org\u201d", "Bob \xabbob@x.org\xbb", "\u201ebob@x.org\u201c", "Bob <\u2039bob@x.org\u203a>", "\u2018bob@x.org\u2019,",
     "mailto:bob@x.org?subject=hello", "bob @ x.org", "Bob bob@x.org", "bob@x.org\u200b;", " bob+news@x.org. ",
 ]  # fmt: skip
 

@@ -1,11 +1,13 @@
 """Parsing of address headers: every address of From, To, Cc and the like, well-formed or not."""
 
 import re
+import urllib.parse
 from typing import NamedTuple
 
 from coowned.attribution.mail_headers import decode_words
 
-_ATOM = r"[^\s<>@,;:\"()\[\]\\']+"
+_FRAME = "'`{}\u2018\u2019\u201a\u201b\u201c\u201d\u201e\u201f\xab\xbb\u2039\u203a"  # quotes around an address
+_ATOM = rf"[^\s<>@,;:\"()\[\]\\{_FRAME}]+"
 # One well-formed mailbox without comment, route or quoted local part, up to the next comma: nearly all there are.
 _PLAIN_MAILBOX = re.compile(
     rf"\s*+(?:(?:\"[^\"\\]*\"|[^<>@,;:\"()\[\]\\]+)*+<\s*+({_ATOM}@{_ATOM})\s*+>|({_ATOM}@{_ATOM}))\s*+(?:,|$)"
@@ -24,7 +26,7 @@ _WITH_QUOTES = re.compile(rf"({_LOCAL_WORD}(?:\.{_LOCAL_WORD})*+)@([^\s@\"]+)", 
 _PAIR = re.compile(r"\\(.)", re.DOTALL)
 # The relays of a source route, in front of the address: they carry a message and are nobody.
 _ROUTE = re.compile(r"(?:(?<=[\s,;<])|^)@[^\s@,:;<>]++(?:\s*+,\s*+@[^\s@,:;<>]++)*+\s*+:(?=\s*+[^\s@,:;<>]++@)")
-_QUERY = re.compile(r"^([^@]*@[^?]*)\?.*", re.DOTALL)  # "?subject=..." of a mailto; a local part may contain "?"
+_LINK = re.compile(r"mailto:([^\s<>@]*+@?[^\s<>?]*+)(?:\?[^\s<>]*+)?", re.IGNORECASE)
 _PARENTHESIS = re.compile(r"\\.|[()]", re.DOTALL)
 _GLUED = re.compile(r"[^\s<>@,;:.]")
 _DOT_ATOM = re.compile(r"[^\s<>@,;:\"()\[\]\\]+")
@@ -57,8 +59,7 @@ def parse_addresses(value: str) -> AddressList:
     """
     found: list[str] = []
     at = 0
-    if ":" in value:
-        value = _ROUTE.sub("", value)
+    value = _without_routes(value)
     while at < len(value):
         match = _PLAIN_MAILBOX.match(value, at)
         if match is None:
@@ -79,7 +80,7 @@ def named_addresses(value: str) -> list[tuple[str, str]]:
     >>> named_addresses('"Doe, Ann" <ann@x.org>, bob@x.org (Bob Lee), carol@x.org')
     [('Doe, Ann', 'ann@x.org'), ('Bob Lee', 'bob@x.org')]
     """
-    reader = _Reader(_ROUTE.sub("", value) if ":" in value else value)
+    reader = _Reader(_without_routes(value))
     reader.read()
     return reader.names
 
@@ -214,8 +215,8 @@ class _Reader:
                 self.take_address(part)
 
     def take_address(self, word: str) -> None:
-        address = _QUERY.sub(r"\1", word.strip("'").rstrip(".").removeprefix("mailto:"))
-        if address.startswith("["):  # "Bob [bob@x.org]"
+        address = word.strip(_FRAME).rstrip(".").strip(_FRAME)
+        if address.startswith("[") or "@[" not in address:  # "Bob [bob@x.org]", "Bob [SMTP:bob@x.org]"
             address = address.strip("[]")
         malformed = _LONE_QUOTE in address
         address = address.replace(_LONE_QUOTE, '"')
@@ -291,9 +292,16 @@ def _is_inside_a_word(value: str, begin: int, end: int) -> bool:
     return all(_GLUED.fullmatch(character) for character in (value[max(begin - 1, 0) : begin], value[end : end + 1]))
 
 
+def _without_routes(value: str) -> str:
+    """Removes routes, and makes of a link (`mailto:ann%2Btag@x.org`) the address that it names."""
+    if ":" not in value:
+        return value
+    return _ROUTE.sub("", _LINK.sub(lambda link: urllib.parse.unquote(link[1]), value))
+
+
 def _without_route(angle: str) -> str:
-    """Removes a route or scheme: `@relay:ann@x.org` and mailto:ann@x.org become ann@x.org."""
-    if angle.lstrip().startswith("@") or angle.lower().lstrip().startswith("mailto:"):
+    """Removes a route: `@relay:ann@x.org` becomes ann@x.org."""
+    if angle.lstrip().startswith("@"):
         return angle.rpartition(":")[2] if angle.rpartition(":")[2].strip() else angle
     return angle
 
