@@ -32,6 +32,10 @@ class CertifiedTiers:
         size = len(self.copies_per_user) // max(1, len(self.names))
         return [self.copies_per_user[i * size : (i + 1) * size] for i in range(len(self.names))]
 
+    def by_name(self) -> dict[str, int]:
+        """Returns the bound of each tier."""
+        return dict(zip(self.names, self.bounds, strict=True))
+
     @property
     def users(self) -> tuple[int, ...]:
         """The number of users in each tier."""

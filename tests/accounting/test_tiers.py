@@ -1,6 +1,7 @@
 """An epsilon for each tier: against an independent accountant, from targets by name, and in the statement."""
 
 import numpy as np
+import polars as pl
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy.stats import binom
@@ -13,8 +14,10 @@ from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_up
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import certify
-from coowned.errors import InputError, UncertifiableError
+from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.selection.greedy import Greedy
+from coowned.selection.held_out import select_held_out
+from coowned.selection.user_bounds import UserBounds
 
 CLAIM = {"delta": 1e-6, "adjacency": "zero-out"}
 TIERS = [{"user": user, "bound": 1, "tier": "customers"} for user in range(40)]
@@ -45,12 +48,16 @@ def made(certificate, mechanism):
     return guarantee(certificate, mechanism, epsilon=targets, run_id="one", **CLAIM)
 
 
-def theirs(mechanism, copies, noise):
+def loss_of_training(mechanism, copies, noise):
     weights = binom.pmf(range(copies + 1), copies, mechanism.probability_of(0)).tolist()
     loss = privacy_loss_distribution.from_mixture_gaussian_mechanism(
         noise, list(range(copies + 1)), weights, value_discretization_interval=2e-3
     )
-    return loss.self_compose(mechanism.iterations).get_epsilon_for_delta(CLAIM["delta"])
+    return loss.self_compose(mechanism.iterations)
+
+
+def theirs(mechanism, copies, noise):
+    return loss_of_training(mechanism, copies, noise).get_epsilon_for_delta(CLAIM["delta"])
 
 
 def test_epsilons_of_tiers(made, mechanism):
@@ -154,10 +161,12 @@ def test_noise_from_another_version_is_refused(certificate, mechanism, monkeypat
         guarantee(certificate, mechanism, epsilon={"staff": 8.0, "customers": 2.0, "bound 2": 5.0}, **CLAIM)
 
 
-def test_tiers_with_a_covered_evaluation(certificate, mechanism):
+HELD_OUT = AttributionGraph.from_users_per_example([[user % 90] for user in range(400)])
+
+
+def test_tiers_with_a_covered_evaluation_without_them(certificate, mechanism):
     """Every tier, also of those who opted out of training, may be in as many held-out copies as there are."""
-    held_out_graph = AttributionGraph.from_users_per_example([[user % 90] for user in range(400)])
-    held_out = certify(held_out_graph, Greedy(contribution_bound=4).select(held_out_graph))
+    held_out = certify(HELD_OUT, Greedy(contribution_bound=4).select(HELD_OUT))
     made = guarantee(certificate, mechanism, epsilon=4.0, held_out=held_out, epsilon_share=0.2, **CLAIM)
     counts = privacy_loss_distribution.from_gaussian_mechanism(
         made.evaluation.noise_multiplier / 4, value_discretization_interval=1e-4
@@ -167,7 +176,50 @@ def test_tiers_with_a_covered_evaluation(certificate, mechanism):
     assert found["out"] < found["customers"] < found["bound 2"] < found["staff"] == made.epsilon
     text = made.statement()
     assert f"'out' (bound 0): epsilon {rounded_up(found['out'])}, " in text
-    assert "the counts of a covered evaluation, may be theirs" in text
+    assert "the counts of the covered evaluation, may be theirs" in text
+
+
+@pytest.fixture(scope="module")
+def held_out():
+    bounds = UserBounds.of(pl.DataFrame(TIERS), others=2)
+    return certify(HELD_OUT, select_held_out(HELD_OUT, contribution_bound=3, user_bounds=bounds))
+
+
+@pytest.mark.parametrize("targets", [4.0, {"staff": 8.0, "customers": 1.5, "bound 2": 5.0}], ids=["one", "by tier"])
+def test_tiers_with_a_covered_evaluation(certificate, mechanism, held_out, targets):
+    """Every tier is held to its own bound in both parts; an independent accountant composes them."""
+    made = guarantee(certificate, mechanism, epsilon=targets, held_out=held_out, epsilon_share=0.2, **CLAIM)
+    assert made.evaluation.individual_bounds
+    assert made.evaluation.contribution_bound == held_out.contribution_bound == 3
+    rows = {row["tier"]: row for row in made.by_tier().to_dicts()}
+    for name, copies in (("staff", 3), ("bound 2", 2), ("customers", 1)):
+        counts = privacy_loss_distribution.from_gaussian_mechanism(
+            made.evaluation.noise_multiplier, sensitivity=copies, value_discretization_interval=2e-3
+        )
+        trained = loss_of_training(mechanism, copies, made.noise_multiplier)
+        independent = trained.compose(counts).get_epsilon_for_delta(CLAIM["delta"])
+        assert independent * (1 - 1e-2) <= rows[name]["epsilon"] <= independent * (1 + 2e-4)
+    assert rows["out"]["epsilon"] is rows["out"]["other_epsilon"] is None
+    assert made.by_copies().filter(tier="out")["epsilon"].to_list() == [None]
+    if isinstance(targets, dict):
+        closest = max(rows[name]["epsilon"] / target for name, target in targets.items())
+        assert 0.999 < closest <= 1
+        alone = calculators.epsilon_of_copies(mechanism, copies=1, noise_multiplier=made.noise_multiplier, **CLAIM)
+        assert alone <= 0.8 * 1.5  # the share of training, of the tier that decides
+        assert PrivacyGuarantee.from_json(made.to_json()).by_tier().equals(made.by_tier())
+    assert "is in the training set or counted in the covered evaluation. Validation" in made.statement()
+
+
+def test_a_held_out_part_with_other_bounds_is_refused(graph, certificate, mechanism, held_out):
+    """The planted mistake: other people are careful in the held-out part, whose tiers have the same names."""
+    swapped = [{**row, "user": 89 - row["user"]} for row in TIERS]
+    bounds = UserBounds.of(pl.DataFrame(swapped), others=2)
+    other = certify(HELD_OUT, select_held_out(HELD_OUT, contribution_bound=3, user_bounds=bounds))
+    assert (other.tiers.names, other.tiers.bounds) == (held_out.tiers.names, held_out.tiers.bounds)
+    plain = certify(graph, Greedy(contribution_bound=2).select(graph))
+    for training, part in ((certificate, other), (plain, held_out)):
+        with pytest.raises(CertificateMismatchError, match="other individual bounds"):
+            guarantee(training, mechanism, epsilon=4.0, held_out=part, epsilon_share=0.2, **CLAIM)
 
 
 def test_composition_counts_the_larger_tier_of_each_run(made, graph):

@@ -11,6 +11,7 @@ from coowned import (
     AttributionGraph,
     CyclicGroups,
     CyclicPoisson,
+    Greedy,
     GreedyMinSeparation,
     MinSeparation,
     PoissonSampling,
@@ -25,6 +26,8 @@ from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.tuned_guarantee import tuned_guarantees
 from coowned.accounting.tuning import TuningClaim
 from coowned.errors import CertificateMismatchError, InputError
+from coowned.selection.held_out import select_held_out
+from coowned.selection.user_bounds import UserBounds
 
 CLAIM = {"delta": 1e-6, "adjacency": "zero-out"}
 GRID = {"learning_rate": [0.1, 0.2, 0.3], "batch_size": [2, 4]}
@@ -130,6 +133,51 @@ def test_tuning_is_stated(tuned):
 
 def test_levels_of_a_tuning_are_those_of_the_worst_off(tuned):
     assert set(tuned[0].by_copies()["epsilon"]) == {tuned[0].epsilon}
+
+
+def tiered_claim(others, epsilon):
+    """Poisson sampling of people of whom the first ten are careful and the next has opted out, in both parts."""
+    bounds = UserBounds.of({str(user): int(user < 10) for user in range(11)}, others=others)
+    parts = [AttributionGraph.from_users_per_example([[user % 25] for user in range(size)]) for size in (100, 75)]
+    selected = Greedy(contribution_bound=others, contribution_bounds=bounds).select(parts[0])
+    certificate = certify(parts[0], selected)
+    held_out = certify(parts[1], select_held_out(parts[1], contribution_bound=2, user_bounds=bounds))
+    mechanism = PoissonSampling.from_certificate(certificate, batch_size=8, iterations=4)
+    return guarantee(certificate, mechanism, epsilon=epsilon, held_out=held_out, epsilon_share=0.1, **CLAIM)
+
+
+def test_tiers_of_a_tuning():
+    """Of the same people, whatever else differs: the tuning of a run in which everybody is as careful as they are."""
+    claims = [functools.partial(tiered_claim, 3)]
+    (run,) = tuned_guarantees(claims, [1], grid={"learning_rate": [0.1]}, expected_runs=2, epsilon=4.0)
+    (setting,) = run.tuning.settings
+    careful = dataclasses.replace(
+        run.tuning,
+        settings=(
+            dataclasses.replace(
+                setting,
+                mechanism=run.mechanism.for_copies(1).to_dict(),
+                evaluation=dataclasses.replace(run.evaluation, contribution_bound=1),
+            ),
+        ),
+    )
+    rows = {row["tier"]: row for row in run.by_tier().to_dicts()}
+    assert rows["bound 1"]["epsilon"] == careful.epsilon(1e-6, "zero-out") < 0.6 * run.epsilon
+    assert rows["bound 1"]["other_epsilon"] == careful.epsilon(1e-6, "replace")
+    assert rows["bound 3"]["epsilon"] == run.epsilon
+    assert rows["bound 0"]["epsilon"] is None
+    again = PrivacyGuarantee.from_json(run.to_json())
+    assert again.by_tier().equals(run.by_tier())
+    assert run.by_copies().filter(tier="bound 1")["epsilon"].to_list() == [rows["bound 1"]["epsilon"]] * 2
+
+
+def test_tiers_that_differ_between_settings_have_one_epsilon():
+    """A bound of 1 for others puts everybody into the tier "bound 1": its name says nothing of a setting with 3."""
+    claims = [functools.partial(tiered_claim, others) for others in (1, 3)]
+    grid = {"contribution_bound": [1, 3]}
+    for run in tuned_guarantees(claims, [1, 1], grid=grid, expected_runs=2, epsilon=4.0):
+        assert not run.tuning.individual_bounds
+        assert set(run.by_tier()["epsilon"]) == {run.epsilon}
 
 
 def test_composition_with_a_tuning_adds_epsilons(claims, tuned):

@@ -1,14 +1,17 @@
 """A run with a covered evaluation: from settings to a figure that may be published, and back from the folder."""
 
+import collections
 import json
 import shutil
 
 import numpy as np
+import polars as pl
 import pytest
 from tests.runs.run_folders import reseal
 from tests.test_fitting import CONFIGURATION, fit, rows
 
 import coowned as co
+from coowned import certify, codec
 from coowned.accounting.calculators import epsilon
 from coowned.audit.run_audit import audit_run
 from coowned.cli import main
@@ -19,6 +22,7 @@ from coowned.runs.config import TrainConfig
 from coowned.runs.run_folder import RunFolder
 from coowned.runs.stored_run import StoredRun
 from coowned.selection.held_out import select_held_out
+from coowned.selection.user_bounds import UserBounds
 
 SETTINGS = co.CoveredEvaluation(epsilon_share=0.2, loss_bound=2.0, confusion=True)
 
@@ -124,6 +128,56 @@ def test_a_held_out_part_beyond_its_bound_is_refused(monkeypatch, tmp_path):
     with pytest.raises(CertificateMismatchError, match="held-out part with"):
         fit(folder=tmp_path / "RUN", evaluation=co.CoveredEvaluation(contribution_bound=3), iterations=3)
     assert not (tmp_path / "RUN" / "covered.json").exists()
+
+
+@pytest.fixture(scope="module")
+def tiered(tmp_path_factory):
+    """A run of people of whom some are careful and some have opted out."""
+    bounds = {f"u{user}": user % 2 for user in range(40)}
+    selector = co.Greedy(contribution_bound=3, contribution_bounds=bounds)
+    settings = {"selector": selector, "evaluation": SETTINGS, "iterations": 12, "splits": (0.5, 0.1, 0.4)}
+    folder = tmp_path_factory.mktemp("tiered") / "RUN"
+    return fit(folder=folder, epsilon={"bound 3": 8.0, "bound 1": 4.0}, **settings), bounds
+
+
+def test_nobody_who_opted_out_is_counted_on(tiered):
+    run, bounds = tiered
+    users = dict(rows().select("id", "users").iter_rows())
+    for part in ("S.parquet", "held-out.parquet"):
+        stored = pl.read_parquet(run.folder / part)
+        copies = collections.Counter()
+        for name, count in stored.select("example_id", "copies").iter_rows():
+            for user in set(users[name]):
+                copies[user] += count
+        assert all(copies[user] <= bound for user, bound in bounds.items())
+        assert any(copies[user] for user in bounds)
+        assert max(copies.values()) > 1
+    assert run.guarantee.evaluation.individual_bounds
+    rows_of_tiers = {row["tier"]: row for row in run.guarantee.by_tier().to_dicts()}
+    assert rows_of_tiers["bound 0"]["epsilon"] is None
+    assert rows_of_tiers["bound 1"]["epsilon"] <= 4.0
+    assert rows_of_tiers["bound 3"]["epsilon"] <= 8.0
+    assert "or counted in the covered evaluation" in run.statement()
+    assert co.open_run(run.folder).covered == run.covered
+
+
+def test_held_out_bounds_of_other_people_are_refused(tiered, tmp_path):
+    run, bounds = tiered
+    shutil.copytree(run.folder, tmp_path / "RUN")
+    test = (graph := co.from_table(rows(), example_id="id").graph).subgraph(
+        split_examples(graph, (0.5, 0.1, 0.4))["test"]
+    )
+    other = UserBounds.of({f"u{39 - int(user[1:])}": bound for user, bound in bounds.items()}, others=3)
+    honest = json.loads((run.folder / "held-out-certificate.json").read_text())
+    swapped = json.loads(certify(test, select_held_out(test, user_bounds=other)).to_json())["tiers"]
+    fields = {
+        name: entry for name, entry in (honest | {"tiers": swapped}).items() if name not in ("format", "checksum")
+    }
+    fields["tiers"]["copies_per_user"] = honest["tiers"]["copies_per_user"]
+    sealed = {"format": honest["format"], **fields, "checksum": codec.checksum(fields)}
+    (tmp_path / "RUN" / "held-out-certificate.json").write_text(json.dumps(sealed))
+    with pytest.raises(CertificateMismatchError, match="other individual bounds"):
+        StoredRun.open(reseal(tmp_path / "RUN"))
 
 
 def test_configuration_of_a_covered_evaluation(tmp_path, capsys):

@@ -8,14 +8,14 @@ from typing import Any, TypedDict, Unpack
 import coowned
 from coowned import validate
 from coowned.accounting import calculators
-from coowned.accounting.calibrate import refuse_if_never_drawn
-from coowned.accounting.covered import CoveredRelease
+from coowned.accounting.calibrate import calibrate_release, refuse_if_never_drawn
+from coowned.accounting.covered import CoveredRelease, certified, check_held_out
 from coowned.accounting.privacy_guarantee import MADE_HERE, PrivacyGuarantee
 from coowned.accounting.proven import proven_of_run
 from coowned.accounting.terms import check_terms, refuse_large_delta
-from coowned.accounting.tiers import check_met, check_targets, noise_for_targets
+from coowned.accounting.tiers import check_met, check_targets, copies_of_tiers
 from coowned.certificate import ContributionCertificate
-from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
+from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.mechanism import Mechanism, check_mechanism
 
 
@@ -113,21 +113,11 @@ class _Request:
         refuse_if_never_drawn(self.mechanism, float(self.delta))
         if isinstance(self.epsilon, Mapping):
             check_targets(self.epsilon, self.certificate)
-            if self.held_out is not None:
-                raise InputError("a covered evaluation shares one epsilon with training; give one, not tiers")
         if self.held_out is not None:
             validate.in_range(0, 1, open_low=True, open_high=True, epsilon_share=self.epsilon_share)
             if self.simulated_batch_size is not None:
                 raise InputError("a simulated epsilon has no covered evaluation; remove one of the two")
-            if self.held_out.graph_digest == self.certificate.graph_digest:
-                raise InputError(
-                    "the training set and the held-out part are of one graph, so that an example could be in both; "
-                    "split the examples first, and select from the graph of each part"
-                )
-            if self.held_out.num_unprotected_users != self.certificate.num_unprotected_users:
-                raise CertificateMismatchError(
-                    "the training set and the held-out part leave out different numbers of unprotected users"
-                )
+            check_held_out(self.held_out, self.certificate)
 
     def grant(self) -> PrivacyGuarantee:
         """Finds the noise if a target was given, and proves the guarantee."""
@@ -137,14 +127,11 @@ class _Request:
         if size is not None:
             calibrated = self.mechanism.with_batch_size(size, self.certificate)
         noise, evaluation = self.noise_multiplier, None
-        if self.held_out is not None:
-            noise, evaluation = self._share(self.held_out, target, terms)
-        elif target is not None:
-            noise = calculators.calibrate(calibrated, epsilon=target, **terms)
-        elif isinstance(self.epsilon, Mapping):
-            noise = noise_for_targets(self.epsilon, self.certificate, calibrated, **terms)
-        assert noise is not None
+        if noise is None:
+            noise = self._noise_for(calibrated, 1.0 if self.held_out is None else 1 - self.epsilon_share, terms)
         noise = float(noise)
+        if self.held_out is not None:
+            evaluation = self._evaluation(self.held_out, noise, terms)
         simulated = None if size is None else calculators.epsilon(calibrated, noise_multiplier=noise, **terms)
         answer, proven = proven_of_run(self.mechanism, self.certificate, noise, evaluation, **terms)
         if target is not None and simulated is None and answer.epsilon > target:
@@ -173,25 +160,38 @@ class _Request:
             check_met(self.epsilon, dict(made.by_tier().select("tier", "epsilon").iter_rows()), noise)
         return made
 
-    def _share(
-        self, held_out: ContributionCertificate, target: float | None, terms: dict[str, Any]
-    ) -> tuple[float, CoveredRelease]:
-        """Returns the noise of training, which alone has a share of epsilon, and the evaluation that takes the rest."""
-        noise, unshared = self.noise_multiplier, None
-        if target is not None:
-            unshared = calculators.calibrate(self.mechanism, epsilon=target, **terms)
-            noise = calculators.calibrate(self.mechanism, epsilon=target * (1 - self.epsilon_share), **terms)
-        assert noise is not None
-        if target is None:
-            alone = calculators.epsilon(self.mechanism, noise_multiplier=noise, **terms)
-            target = alone / (1 - self.epsilon_share)
-        evaluation = CoveredRelease.calibrated(
-            held_out,
-            self.mechanism,
-            epsilon=target,
-            epsilon_share=self.epsilon_share,
-            noise_multiplier=float(noise),
-            unshared=unshared,
-            **terms,
+    def _targets(self, mechanism: Mechanism) -> list[tuple[Mechanism, float, int | None]]:
+        """Returns the mechanism of every kind of user who has a target, the target, and the user's own bound."""
+        if not isinstance(self.epsilon, Mapping):
+            return [] if self.epsilon is None else [(mechanism, self.epsilon, None)]
+        copies = copies_of_tiers(self.certificate, mechanism)
+        bounds = self.certificate.tiers.by_name() if self.certificate.tiers else {}
+        return [(mechanism.for_copies(copies[name]), target, bounds[name]) for name, target in self.epsilon.items()]
+
+    def _noise_for(self, mechanism: Mechanism, share: float, terms: dict[str, Any]) -> float:
+        """Returns the smallest noise multiplier with which training alone has this share of every target."""
+        return max(
+            calculators.calibrate(mechanism, epsilon=target * share, **terms)
+            for mechanism, target, _ in self._targets(mechanism)
         )
-        return noise, evaluation
+
+    def _evaluation(self, held_out: ContributionCertificate, noise: float, terms: dict[str, Any]) -> CoveredRelease:
+        """Returns the release with the least noise with which training and evaluation together meet every target."""
+        targets = self._targets(self.mechanism)
+        unshared = self._noise_for(self.mechanism, 1.0, terms) if targets else None
+        if not targets:  # the noise of training was given
+            alone = calculators.epsilon(self.mechanism, noise_multiplier=noise, **terms)
+            targets = [(self.mechanism, alone / (1 - self.epsilon_share), None)]
+        release = CoveredRelease(
+            noise_multiplier=1.0,
+            epsilon_share=float(self.epsilon_share),
+            unshared_noise_multiplier=unshared,
+            **certified(held_out),
+        )
+        found = max(
+            calibrate_release(
+                mechanism, noise_multiplier=noise, contribution_bound=release.copies_of(bound), epsilon=target, **terms
+            )
+            for mechanism, target, bound in targets
+        )
+        return dataclasses.replace(release, noise_multiplier=found)

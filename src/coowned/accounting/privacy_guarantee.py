@@ -11,7 +11,13 @@ import polars as pl
 from coowned import codec
 from coowned.accounting import calculators
 from coowned.accounting.covered import CoveredRelease
-from coowned.accounting.proven import attack_bound, proven_of_run, proven_of_tuning, tuning_attack_bound
+from coowned.accounting.proven import (
+    attack_bound,
+    proven_of_run,
+    proven_of_tuning,
+    tuned_epsilon,
+    tuning_attack_bound,
+)
 from coowned.accounting.statement import (
     FALSE_ALARMS,
     Statement,
@@ -103,7 +109,12 @@ class PrivacyGuarantee:
     @property
     def also(self) -> tuple[Steps, ...]:
         """The accountant's steps for a user's data besides training."""
-        return () if self.evaluation is None else (self.evaluation.steps,)
+        return self._also(None)
+
+    def _also(self, bound: int | None) -> tuple[Steps, ...]:
+        """Returns the same for a user with this bound of their own."""
+        copies = 0 if self.evaluation is None else self.evaluation.copies_of(bound)
+        return () if self.evaluation is None or not copies else (self.evaluation.steps_of(copies),)
 
     def warnings(self) -> tuple[str, ...]:
         """Warns of a delta that is too large for so many users. A test run claims nothing."""
@@ -135,8 +146,9 @@ class PrivacyGuarantee:
 
         Under a fixed graph a user in fewer copies has a better guarantee. Level 0 has no epsilon: such users have no
         part in training, which says nothing of validation or test. With a covered evaluation every level, 0 too, has
-        the epsilon of a user in as many held-out copies as are allowed.   (test_levels_with_an_evaluation)
-        Of a tuning, whose runs may differ in their copies, every level has the epsilon of the worst-off user.
+        the epsilon of a user in as many held-out copies as they may be in.   (test_levels_with_an_evaluation)
+        Of a tuning, whose runs may differ in their copies, every level has the epsilon of the worst-off user, or of
+        their tier.
         For cyclic sampling there is one row for each group and level; otherwise, where users have bounds of their own,
         one for each tier and level. The `users` column is a statistic of the graph.
         """
@@ -151,9 +163,9 @@ class PrivacyGuarantee:
     def by_tier(self) -> pl.DataFrame:
         """Returns name, bound, epsilon, epsilon under the other adjacency and number of users of each tier.
 
-        Empty where one bound is for everybody; a user who opted out (bound 0) has no epsilon of training, and with a
-        covered evaluation that of as many held-out copies as are allowed. The `users` column is a statistic of the
-        graph.
+        Empty where one bound is for everybody. With a covered evaluation every tier has the epsilon of a user in as
+        many held-out copies as they may be in; none of whose examples anything is used of has none. The `users` column
+        is a statistic of the graph.
 
         Guarantees:
           - Every epsilon is that of an independent accountant for so many copies.   (test_epsilons_of_tiers)
@@ -162,7 +174,8 @@ class PrivacyGuarantee:
         tiers = self.certificate.tiers
         if tiers is None:
             return pl.DataFrame(schema={**kinds, "users": pl.Int64})
-        levels = [{"copies": copies} for copies in copies_of_tiers(self.certificate, self.mechanism).values()]
+        copies = copies_of_tiers(self.certificate, self.mechanism)
+        levels = [{"copies": copies[name], "bound": bound} for name, bound in tiers.by_name().items()]
         columns = (
             tiers.names,
             tiers.bounds,
@@ -178,7 +191,7 @@ class PrivacyGuarantee:
         if tiers is None or "group" in levels[0]:
             return levels
         return [
-            {"tier": name, "copies": copies, "users": users}
+            {"tier": name, "copies": copies, "users": users, "bound": bound}
             for name, bound, of_tier in zip(tiers.names, tiers.bounds, tiers.levels(), strict=True)
             for copies, users in enumerate(of_tier[: bound + 1])
         ]
@@ -189,19 +202,33 @@ class PrivacyGuarantee:
             adjacency, worst = OTHER_ADJACENCY[adjacency], self.other_epsilon
         terms: dict[str, Any] = {"delta": self.delta, "adjacency": adjacency}
         if self.tuning is not None:
-            return worst
+            return self._tuned_epsilon(level.get("bound"), worst, adjacency)
+        also = self._also(level.get("bound"))
         if level["copies"] == 0:
-            return None if self.evaluation is None else calculators.release_epsilon(self.evaluation.steps, **terms)
-        if level["copies"] == self.contribution_bound and "group" not in level:
+            return calculators.release_epsilon(also[0], **terms) if also else None
+        if level["copies"] == self.contribution_bound and "group" not in level and also == self.also:
             return worst
         return calculators.epsilon_of_copies(
             self.mechanism,
             copies=level["copies"],
             group=level.get("group"),
             noise_multiplier=self.noise_multiplier,
-            also=self.also,
+            also=also,
             **terms,
         )
+
+    def _tuned_epsilon(self, bound: int | None, worst: float, adjacency: str) -> float | None:
+        """Returns the epsilon of a tier with this bound, where all runs of the tuning have the same tiers."""
+        tiers, tuning = self.certificate.tiers, self.tuning
+        if (
+            bound is None
+            or tiers is None
+            or tuning is None
+            or not tuning.individual_bounds
+            or bound == max(tiers.bounds)
+        ):
+            return worst
+        return tuned_epsilon(tuning, self.delta, adjacency, bound=bound) if bound else None
 
     def to_json(self, *, embed_certificate: bool = True) -> str:
         """Returns one JSON object with a checksum; without the certificate, its digest stands there."""

@@ -20,21 +20,19 @@ from coowned.mechanism.mechanism import Mechanism, Steps
 
 def proven_of_tuning(tuning: TuningClaim, *, delta: float, adjacency: str) -> dict[str, float]:
     """Returns what is proven for a tuning."""
-    question = {"accountant": ACCOUNTANT_VERSION, "tuning": codec.to_plain(tuning), "delta": delta}
-
-    def proven(under: str, *, one_example: bool = False) -> float:
-        asked = {**question, "adjacency": under, "one_example": one_example}
-
-        def epsilon() -> float:
-            return tuning.epsilon(delta, under, one_example=one_example)
-
-        return cached("accounting", asked, epsilon, encode=repr, decode=float)
-
     return {
-        "epsilon": proven(adjacency),
-        "other_epsilon": proven(OTHER_ADJACENCY[adjacency]),
-        "example_epsilon": proven(adjacency, one_example=True),
+        "epsilon": tuned_epsilon(tuning, delta, adjacency),
+        "other_epsilon": tuned_epsilon(tuning, delta, OTHER_ADJACENCY[adjacency]),
+        "example_epsilon": tuned_epsilon(tuning, delta, adjacency, one_example=True),
     }
+
+
+def tuned_epsilon(tuning: TuningClaim, delta: float, adjacency: str, **whose: Any) -> float:
+    """Returns what `TuningClaim.epsilon` does."""
+    plain = codec.to_plain(tuning)
+    question = {"accountant": ACCOUNTANT_VERSION, "tuning": plain, "delta": delta, "adjacency": adjacency, **whose}
+    answer = functools.partial(tuning.epsilon, delta, adjacency, **whose)
+    return cached("accounting", question, answer, encode=repr, decode=float)
 
 
 def tuning_attack_bound(tuning: TuningClaim, adjacency: str, epsilon: float) -> float:

@@ -294,7 +294,7 @@ EXACT_RELEASE = (
 def _tiers(guarantee: "PrivacyGuarantee") -> list[str]:
     """Returns epsilon by tier, and who opted out; a test run promises nothing to any tier."""
     rows = [] if guarantee.test_run else guarantee.by_tier().to_dicts()
-    return tier_sentences(guarantee.certificate, rows, rounded_up)
+    return tier_sentences(guarantee.certificate, rows, rounded_up, guarantee.evaluation)
 
 
 def _accountant(guarantee: "PrivacyGuarantee") -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from coowned.accounting import calculators
+from coowned.accounting.covered import CoveredRelease
 from coowned.certificate import ContributionCertificate
 from coowned.errors import InputError, UncertifiableError
 from coowned.mechanism.mechanism import Mechanism
@@ -15,20 +15,7 @@ def copies_of_tiers(certificate: ContributionCertificate, mechanism: Mechanism) 
     tiers = certificate.tiers
     if tiers is None:
         return {}
-    return {
-        name: min(bound, mechanism.contribution_bound) for name, bound in zip(tiers.names, tiers.bounds, strict=True)
-    }
-
-
-def noise_for_targets(
-    targets: Mapping[str, float], certificate: ContributionCertificate, mechanism: Mechanism, **terms: Any
-) -> float:
-    """Returns the smallest noise multiplier with which every tier meets its target."""
-    copies = copies_of_tiers(certificate, mechanism)
-    return max(
-        calculators.calibrate(mechanism.for_copies(copies[name]), epsilon=target, **terms)
-        for name, target in targets.items()
-    )
+    return {name: min(bound, mechanism.contribution_bound) for name, bound in tiers.by_name().items()}
 
 
 def check_targets(targets: Mapping[str, float], certificate: ContributionCertificate) -> None:
@@ -36,7 +23,7 @@ def check_targets(targets: Mapping[str, float], certificate: ContributionCertifi
     tiers = certificate.tiers
     if tiers is None:
         raise InputError("an epsilon for each tier needs bounds for single users; select with contribution_bounds")
-    bounds = dict(zip(tiers.names, tiers.bounds, strict=True))
+    bounds = tiers.by_name()
     for name in targets:
         if not bounds.get(name):
             why = "has bound 0: nothing of theirs is used" if name in bounds else "is unknown"
@@ -57,7 +44,9 @@ def check_met(targets: Mapping[str, float], epsilons: Mapping[str, float | None]
             )
 
 
-def tier_sentences(certificate: ContributionCertificate, rows: list[dict[str, Any]], shown: Any) -> list[str]:
+def tier_sentences(
+    certificate: ContributionCertificate, rows: list[dict[str, Any]], shown: Any, evaluation: CoveredRelease | None
+) -> list[str]:
     """Returns a statement's sentences on tiers; `rows` have an epsilon and an other_epsilon, formatted by `shown`."""
     tiers = certificate.tiers
     if tiers is None:
@@ -74,9 +63,14 @@ def tier_sentences(certificate: ContributionCertificate, rows: list[dict[str, An
         "that a person is told tells of the policy, not of anybody's content."
     )
     if tiers.num_opted_out:
+        unused, may_be = "is in the training set", "Validation and test examples may be theirs."
+        if evaluation is not None and evaluation.individual_bounds:
+            unused += " or counted in the covered evaluation"
+        elif evaluation is not None:
+            may_be = "Validation and test examples, and the counts of the covered evaluation, may be theirs."
         sentences.append(
-            f"{counted(tiers.num_opted_out, 'user')} opted out (bound 0): no example that they are part of is in the "
-            "training set. Validation and test examples, and the counts of a covered evaluation, may be theirs."
+            f"{counted(tiers.num_opted_out, 'user')} opted out (bound 0): no example that they are part of {unused}. "
+            f"{may_be}"
         )
     return sentences
 

@@ -49,6 +49,7 @@ def tuned_guarantees(
             settings=tuple(run.setting(count) for run, count in zip(runs, counts, strict=True)),
             grid={name: list(values) for name, values in grid.items()},
             untuned_noise_multiplier=untuned,
+            individual_bounds=_alike(runs),
         )
         found = tuning.epsilon(whole.delta, whole.adjacency)
         if found <= epsilon:
@@ -60,3 +61,10 @@ def tuned_guarantees(
         aimed = alone * epsilon * (1 - _CLOSE / 2) / found
         alone = aimed if low < aimed < high else (low + high) / 2
     raise UncertifiableError("the search for the noise of the tuning did not settle; use a larger epsilon or delta")
+
+
+def _alike(runs: Sequence[PrivacyGuarantee]) -> bool:
+    """Returns whether all runs hold single users to the same bounds, in the held-out part, too."""
+    tiers = {None if run.certificate.tiers is None else run.certificate.tiers.digest for run in runs}
+    held = all(run.evaluation is not None and run.evaluation.individual_bounds for run in runs)
+    return held and None not in tiers and len(tiers) == 1

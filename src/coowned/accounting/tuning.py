@@ -239,15 +239,23 @@ class TunedSetting:
         validate.positive(count=self.count)
         validate.positive_number(noise_multiplier=self.noise_multiplier)
 
-    def deltas(self, adjacency: str, epsilons: Sequence[float], *, one_example: bool = False) -> np.ndarray:
-        """Returns upper bounds on delta of one run, (len(epsilons),), for a user or for one example."""
-        drawn, also = self.mechanism, ()
-        if self.evaluation is not None:
-            also = (self.evaluation.example_steps if one_example else self.evaluation.steps,)
+    def deltas(
+        self, adjacency: str, epsilons: Sequence[float], *, one_example: bool = False, bound: int | None = None
+    ) -> np.ndarray:
+        """Returns upper bounds on delta of one run, (len(epsilons),), for a user or for one example.
+
+        With `bound`, for a user whose own bound that is.
+        """
+        drawn, evaluation, also = self.mechanism, self.evaluation, ()
+        if evaluation is not None:
+            also = (evaluation.example_steps if one_example else evaluation.of_user(bound).steps,)
         if one_example:  # as if it were both trained on and held out: one of the two is all that it can be
             drawn = self.example
+        mechanism = mechanism_from_dict(dict(drawn))
+        if bound is not None:
+            mechanism = mechanism.for_copies(min(bound, mechanism.contribution_bound))
         claim: dict[str, Any] = {"noise_multiplier": self.noise_multiplier, "adjacency": adjacency}
-        return epsilon_curve(mechanism_from_dict(dict(drawn)), **claim, epsilons=epsilons, also=also)
+        return epsilon_curve(mechanism, **claim, epsilons=epsilons, also=also)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -259,6 +267,7 @@ class TuningClaim:
       settings: all of the grid, those alike together.
       grid: the values of every key, as they were given.
       untuned_noise_multiplier: what one run with the settings of the grid's first would have had at the same epsilon.
+      individual_bounds: whether all settings have the same bounds of single users.
 
     Guarantees:
       - One run of one setting has the epsilon it has alone.   (test_a_tuning_of_one_run)
@@ -269,6 +278,7 @@ class TuningClaim:
     settings: tuple[TunedSetting, ...]
     grid: dict[str, list[Any]]
     untuned_noise_multiplier: float
+    individual_bounds: bool = False
 
     def __post_init__(self) -> None:
         if sum(setting.count for setting in self.settings) != math.prod(len(values) for values in self.grid.values()):
@@ -288,12 +298,16 @@ class TuningClaim:
         if codec.checksum(run) not in map(codec.checksum, known):  # what was read back has lists for tuples
             raise CertificateMismatchError("the run is not one of the tuning's grid; tune again")
 
-    def epsilon(self, delta: float, adjacency: str, *, one_example: bool = False) -> float:
-        """Returns the epsilon, for a user or for one example, of releasing the best run with its score and setting."""
+    def epsilon(self, delta: float, adjacency: str, **whose: Any) -> float:
+        """Returns the epsilon of releasing the best run with its score and setting.
+
+        Args:
+          whose: one_example or bound, as for `TunedSetting.deltas`; by default that of any user.
+        """
         largest = _FIRST_LARGEST
         while True:
             try:
-                found = tuned_epsilon(self._profile(adjacency, largest, one_example), self.law, delta)
+                found = tuned_epsilon(self._profile(adjacency, largest, **whose), self.law, delta)
             except UncertifiableError:
                 if largest > LARGEST_EPSILON:
                     raise
@@ -310,9 +324,9 @@ class TuningClaim:
         bounds = [math.exp(point) * false_alarms + tuned_delta(profile, self.law, point) for point in points.tolist()]
         return min(1.0, *bounds)
 
-    def _profile(self, adjacency: str, largest: float, one_example: bool = False) -> PrivacyProfile:
+    def _profile(self, adjacency: str, largest: float, **whose: Any) -> PrivacyProfile:
         """Returns the curve of one run: the mean over settings, since the setting is drawn and released."""
         epsilons = np.linspace(0.0, largest, _POINTS)
-        asked: dict[str, Any] = {"epsilons": epsilons.tolist(), "one_example": one_example}
+        asked: dict[str, Any] = {"epsilons": epsilons.tolist(), **whose}
         deltas = sum(setting.count * setting.deltas(adjacency, **asked) for setting in self.settings)
         return PrivacyProfile(epsilons=epsilons, deltas=np.asarray(deltas / self.grid_size))

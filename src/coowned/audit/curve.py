@@ -123,6 +123,7 @@ class AuditedTier:
     """A tier with a smaller bound: its recount and its guarantee."""
 
     name: str
+    bound: int
     found: int  # the most copies of one of them
     promised: int  # copies that their epsilon is for
 
@@ -134,17 +135,15 @@ class AuditedTier:
           - A tier that is not held to its bound is caught.   (test_a_tier_above_its_bound_is_caught)
         """
         tiers = plan.certificate.tiers
+        if tiers is None:
+            return ()
         promised = copies_of_tiers(plan.certificate, plan.mechanism)
-        found = (
-            {}
-            if tiers is None
-            else {
-                name: int(np.flatnonzero(level).max(initial=0))
-                for name, level in zip(tiers.names, tiers.levels(), strict=True)
-            }
-        )
+        found = {
+            name: int(np.flatnonzero(level).max(initial=0))
+            for name, level in zip(tiers.names, tiers.levels(), strict=True)
+        }
         return tuple(
-            cls(name=name, found=found[name], promised=copies)
+            cls(name=name, bound=tiers.by_name()[name], found=found[name], promised=copies)
             for name, copies in promised.items()
             if found[name] and 0 < copies < plan.mechanism.contribution_bound
         )
@@ -168,7 +167,8 @@ def audit_curves(
     Two worst-case users are tried, whose every copy has a gradient far longer than the clip norm: always along their
     coordinate, and along it and against it in turn. The statistic is the likelihood ratio of the claim, so that it
     needs no idea of a fault. Where a covered evaluation is part of the claim, further curves are of both together: the
-    ratio of its counts is added to that of training, and also tried by itself.
+    ratio of its counts is added to that of training, and also tried by itself. For a tier, its own bound of the
+    held-out part is attacked.
 
     Guarantees:
       - The probability of an alarm is at most alpha for each adjacency where the claim holds.
@@ -216,8 +216,9 @@ def audit_curves(
         )
         for claim, found in zip(claims, scores, strict=True)
     )
-    if tier is None and plan.guarantee is not None and plan.guarantee.evaluation is not None:
-        curves += _with_evaluation(plan.guarantee.evaluation, claims, scores, next_key, curves)
+    if plan.guarantee is not None and (release := plan.guarantee.evaluation) is not None:
+        release = release.of_user(None if tier is None else tier.bound)
+        curves += _with_evaluation(release, claims, scores, next_key, curves)
     size = too_small("mean square", side.squares, side.normals)
     return curves, CheckedLaw("noise of all trials", [size], alpha)
 

@@ -210,8 +210,8 @@ def audit_plan(
     laws = TrainerLaws(plan=plan, model=trained, world=world, seconds=asked, devices=devices)
     tiers = AuditedTier.all_of(plan)
     # Two curves, participation, noise twice, a sweep and the key source, two of each tier, and a covered evaluation
-    # with two curves of its own; others are certain.
-    share = alpha / (7 + 2 * len(tiers) + 3 * (plan.guarantee.evaluation is not None))
+    # with two curves of its own and one of each tier; others are certain.
+    share = alpha / (7 + 2 * len(tiers) + (3 + len(tiers)) * (plan.guarantee.evaluation is not None))
     found = [] if seed is not None else [audit_key_source(alpha=share)]
     found.append(audit_noise_tail())
     with clock.part("drawing batches"):

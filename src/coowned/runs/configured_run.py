@@ -237,9 +237,11 @@ def _begun(
     if (select := select_for(config, examples.graph)) is not None:
         selected = select(graph)
         config, given = with_shape(config, selected), dataclasses.replace(given, select=lambda graph: selected)
-    held_out = held_out_of(config, test_graph) if config.evaluation else None
     config = completed_for(config, examples, graph, given.select)
+    selected = choose(config, graph) if given.select is None else given.select(graph)
+    held_out = held_out_of(config, test_graph, selected) if config.evaluation else None
     part = held_out and certify(test_graph, held_out)
+    given = dataclasses.replace(given, select=lambda graph: selected)
     return _Begun(config, make_plan(config, graph, run_key, given, held_out=part, run_id=run_id), held_out)
 
 
@@ -431,12 +433,14 @@ def choose(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedule
     return kind(**settings).select(graph, seed=chosen.seed)
 
 
-def held_out_of(config: TrainConfig, graph: AttributionGraph) -> Selection:
+def held_out_of(config: TrainConfig, graph: AttributionGraph, selected: Selection | Schedule) -> Selection:
+    """Selects what a covered evaluation counts on, under the individual bounds of S, from the test split's graph."""
     from coowned.selection.held_out import select_held_out
 
     assert config.evaluation is not None
     bound = config.evaluation.contribution_bound
-    return select_held_out(graph, contribution_bound=bound, seed=config.selection.seed)
+    own = selected.user_bounds if isinstance(selected, Selection) else None
+    return select_held_out(graph, contribution_bound=bound, user_bounds=own, seed=config.selection.seed)
 
 
 def mechanism_of(config: TrainConfig, certificate: ContributionCertificate) -> Mechanism:

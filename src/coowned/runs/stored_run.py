@@ -13,6 +13,7 @@ import numpy.typing as npt
 import coowned
 from coowned import codec
 from coowned.accounting import claim_file
+from coowned.accounting.covered import check_bounds
 from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.signal_to_noise import SignalToNoise
 from coowned.accounting.statement import rounded_up
@@ -162,7 +163,9 @@ class StoredRun:
             return None
         from coowned.training.covered import CoveredFigures
 
-        release.check_certificate(self._held_out_certificate())
+        held_out = self._held_out_certificate()
+        release.check_certificate(held_out)
+        check_bounds(held_out, self.certificate)
         run_id = self.guarantee.run_id
         return _parsed(
             self.path,

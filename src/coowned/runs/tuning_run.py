@@ -21,7 +21,7 @@ from coowned.accounting.tuned_guarantee import tuned_guarantees
 from coowned.accounting.tuning import NumberOfRuns
 from coowned.attribution.examples import AttributedExamples
 from coowned.certificate import ContributionCertificate, certify
-from coowned.content.splits import split_examples, train_graph
+from coowned.content.splits import graphs_of_splits, split_examples
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.exact.claimed_keys import forget
 from coowned.exact.keys import Purpose, RunKey, random_words
@@ -65,13 +65,24 @@ class _TuningRecord(msgspec.Struct, frozen=True, kw_only=True):
     best: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Candidate:
+class _Selected(NamedTuple):
+    """What some settings select: S, its certificate, and that of the held-out part."""
+
+    training_set: Selection | Schedule
+    certificate: ContributionCertificate
+    held_out: ContributionCertificate
+
+
+class _Candidate(NamedTuple):
     """Settings that are the same to the accountant."""
 
-    selected: Selection | Schedule
-    certificate: ContributionCertificate
+    selected: _Selected
     mechanism: Mechanism
+
+    @property
+    def accounted(self) -> tuple[Any, ...]:
+        """What the accountant asks about."""
+        return self.mechanism, self.selected.certificate, self.selected.held_out
 
 
 class _Setting(NamedTuple):
@@ -138,7 +149,7 @@ def run_tuning(
         key = _key_of(folder, first.run.seed)
         record = _begin(folder, tuning, examples, candidates, [setting.candidate for setting in settings], key)
         claims = [
-            PrivacyGuarantee.from_json(claim, certificate=candidate.certificate)
+            PrivacyGuarantee.from_json(claim, certificate=candidate.selected.certificate)
             for claim, candidate in zip(record.claims, candidates, strict=True)
         ]
         cost = cost_of(claims)
@@ -154,7 +165,9 @@ def run_tuning(
             run = _Run(runs / f"{number}", key.child(number), config)
             # Only who looks on is told which run it is; logs are kept, and may be repeated.
             told = _prefixed(progress, f"run {number + 1}")
-            run.train(candidates[which].selected, claims[which], examples, progress=told, announce=announce)
+            run.train(
+                candidates[which].selected.training_set, claims[which], examples, progress=told, announce=announce
+            )
         # Runs are drawn alike, so that the first of several best ones is one of them at random.
         scores = [score_of(StoredRun.open(runs / f"{number}")) for number in range(len(drawn))]
         record = msgspec.structs.replace(record, best=scores.index(max(scores)))
@@ -284,7 +297,7 @@ def _candidates(
     tuning: TuningConfig, examples: AttributedExamples, select: Callable[[TrainConfig], Select | None]
 ) -> tuple[list[_Candidate], list["_Setting"]]:
     """Returns the candidates that differ for the accountant, and every setting of the grid."""
-    chosen: dict[str, tuple[TrainConfig, Selection | Schedule, ContributionCertificate]] = {}
+    chosen: dict[str, tuple[TrainConfig, _Selected]] = {}
     candidates: list[_Candidate] = []
     settings = []
     for setting in tuning.settings:
@@ -293,22 +306,24 @@ def _candidates(
         name = codec.checksum([config.selection, shape, config.left_out])
         if name not in chosen:
             chosen[name] = _selected(config, examples, select)
-        complete, selected, certificate = chosen[name]
+        complete, selected = chosen[name]
         config = config.completed_as(complete)
-        candidate = _Candidate(selected=selected, certificate=certificate, mechanism=mechanism_of(config, certificate))
-        alike = [(known.mechanism, known.certificate) for known in candidates]
-        if (candidate.mechanism, certificate) not in alike:
+        mechanism = mechanism_of(config, selected.certificate)
+        alike = [known.accounted for known in candidates]
+        candidate = _Candidate(selected, mechanism)
+        if candidate.accounted not in alike:
             candidates.append(candidate)
-            alike.append((candidate.mechanism, certificate))
-        settings.append(_Setting(config, alike.index((candidate.mechanism, certificate))))
+            alike.append(candidate.accounted)
+        settings.append(_Setting(config, alike.index(candidate.accounted)))
     return candidates, settings
 
 
 def _selected(
     config: TrainConfig, examples: AttributedExamples, select: Callable[[TrainConfig], Select | None]
-) -> tuple[TrainConfig, Selection | Schedule, ContributionCertificate]:
-    """Returns the configuration with what it leaves out, its S, and the certificate."""
-    graph = train_graph(examples.graph, config.splits)
+) -> tuple[TrainConfig, _Selected]:
+    """Returns the configuration with what it leaves out, and what it selects."""
+    graphs = graphs_of_splits(examples.graph, split_examples(examples.graph, config.splits))
+    graph, test_graph = graphs["train"], graphs["test"]
     given = select(config) or select_for(config, examples.graph)
     if given is None:
         config = completed_for(config, examples, graph)
@@ -316,7 +331,8 @@ def _selected(
     else:
         selected = given(graph)
         config = completed_for(with_shape(config, selected), examples, graph, lambda graph: selected)
-    return config, selected, certify(graph, selected)
+    held_out = held_out_of(config, test_graph, selected)
+    return config, _Selected(selected, certify(graph, selected), certify(test_graph, held_out))
 
 
 def _claims(
@@ -329,18 +345,17 @@ def _claims(
     config = tuning.config(tuning.settings[0])
     privacy, evaluation = config.privacy, config.evaluation
     assert evaluation is not None
-    test_graph = examples.graph.subgraph(split_examples(examples.graph, config.splits)["test"])
     asked: dict[str, Any] = {
         "delta": privacy.delta,
         "adjacency": privacy.adjacency,
         "allow_large_delta": privacy.allow_large_delta,
         "test_run": key.is_test_run,
-        "held_out": certify(test_graph, held_out_of(config, test_graph)),
         "epsilon_share": evaluation.epsilon_share,
     }
 
     def claim(candidate: _Candidate, epsilon: float) -> PrivacyGuarantee:
-        return guarantee(candidate.certificate, candidate.mechanism, epsilon=epsilon, **asked)
+        chosen = candidate.selected
+        return guarantee(chosen.certificate, candidate.mechanism, epsilon=epsilon, held_out=chosen.held_out, **asked)
 
     assert isinstance(privacy.epsilon, float | int)
     return tuned_guarantees(
@@ -388,11 +403,15 @@ class _Run:
             )
 
 
-def score_of(run: StoredRun) -> int:
-    """Returns the covered score: the noisy number of correct predictions, or the negated noisy loss of a regression."""
+def score_of(run: StoredRun) -> float:
+    """Returns the covered score: the noisy share of correct predictions, or the negated noisy loss of a regression.
+
+    Shares, because settings with other individual bounds may count on more or fewer held-out examples.
+    """
     figures = run.covered
     assert figures is not None
-    return figures.counts[0] if figures.accuracy is not None else -figures.counts[0]
+    share = figures.counts[0] / figures.size
+    return share if figures.accuracy is not None else -share
 
 
 def _forget_keys(folder: Path, tuning: TuningConfig) -> None:

@@ -116,6 +116,11 @@ class UserBounds:
         made.check_tiers()
         return made
 
+    def at_most(self, bound: int) -> "UserBounds":
+        """Returns these bounds, larger ones lowered to `bound`; names stay."""
+        lowered = self.table.with_columns(pl.min_horizontal("bound", pl.lit(bound, pl.Int32)))
+        return UserBounds(table=lowered, others=min(self.others, bound))
+
     @functools.cached_property
     def digest(self) -> str:
         """64 hexadecimal digits that identify keys, bounds and tiers."""
