@@ -99,8 +99,9 @@ def test_bad_data_is_one_sentence_of_a_process(data):
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_is_one_sentence(data, number):
-    """Ctrl-C goes to Java too: in the middle of a job the command ends with exit code 130 and leaves nothing."""
+@pytest.mark.parametrize("moment", ["coowned-*", "coowned-*/*/coowned-*/attributed"])
+def test_interrupt_is_one_sentence(data, number, moment):
+    """Ctrl-C goes to Java too: before a job and in the middle of one the command ends with 130 and leaves nothing."""
     data.write_text("id,users\n" + "".join(f"m{i},u{i % 70};u{i % 50}\n" for i in range(100_000)))
     temporary = data.with_name("tmp")
     temporary.mkdir()
@@ -111,7 +112,7 @@ def test_interrupt_is_one_sentence(data, number):
         [sys.executable, "-m", "coowned", *words],
         stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | {"TMPDIR": str(temporary)},
     )  # fmt: skip
-    while not list(temporary.glob("coowned-*")):
+    while not list(temporary.glob(moment)):
         assert running.poll() is None
         time.sleep(0.05)
     os.killpg(running.pid, number) if number == signal.SIGINT else running.terminate()

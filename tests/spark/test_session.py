@@ -147,6 +147,7 @@ def test_a_cluster_needs_a_place_for_checkpoints(spark, monkeypatch):
     from coowned.spark.checkpoints import Checkpoints
 
     monkeypatch.setattr(spark.sparkContext, "master", "spark://head:7077")
+    monkeypatch.setattr(spark.sparkContext, "getCheckpointDir", lambda: None)
     with pytest.raises(co.InputError, match=r"give it with --checkpoint-dir, checkpoint_dir= or spark\.checkpoint"):
         Checkpoints(spark)
     assert Checkpoints(spark, "hdfs://head/tmp").root.startswith("hdfs://head/tmp/coowned-")

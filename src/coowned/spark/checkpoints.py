@@ -1,9 +1,10 @@
 """Intermediate tables, written where every executor can read them, so that plans stay short and losses are harmless."""
 
+import functools
 import os
 import tempfile
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ class Checkpoints:
     """A folder of Parquet tables that belongs to one computation.
 
     It is in the session's checkpoint directory (`spark.checkpoint.dir`); a local master needs none and gets a
-    temporary folder. Whatever is left is removed when the session's Java process ends.
+    temporary folder. Whatever is left is removed with the session, or when its Java process ends.
 
     Guarantees:
       - What comes back from `save` is read from files: its plan is one scan.   (test_plans_are_truncated)
@@ -32,9 +33,6 @@ class Checkpoints:
         self.spark = spark
         base = _base_directory(spark, directory)
         self.root = f"{base.rstrip('/')}/coowned-{uuid.uuid4().hex}"
-        file_system, path = hadoop_path(spark, self.root)
-        file_system.mkdirs(path)
-        file_system.deleteOnExit(path)  # a path that exists only, hence before the first table
         if base.startswith("file:") and not is_local(spark):
             try:
                 check_shared(spark, self.root)
@@ -43,6 +41,7 @@ class Checkpoints:
 
     def save(self, table: "DataFrame", name: str) -> "DataFrame":
         """Writes a table and returns it as read back."""
+        remove_on_exit(self.spark, self.root)  # a table that is being written has no one to clear it
         table.write.parquet(f"{self.root}/{name}")
         return self.read([name], table.schema)
 
@@ -74,6 +73,17 @@ def hadoop_path(spark: "SparkSession", address: str) -> tuple[Any, Any]:
     context: Any = spark.sparkContext
     path = context._jvm.org.apache.hadoop.fs.Path(address)
     return path.getFileSystem(context._jsc.hadoopConfiguration()), path
+
+
+def remove_on_exit(spark: "SparkSession", address: str) -> Callable[[], None]:
+    """Makes a folder that the session's Java process removes when it ends; what is returned removes it before.
+
+    >>> remove = remove_on_exit(spark, "hdfs://head/tmp/coowned-1")  # doctest: +SKIP
+    """
+    file_system, path = hadoop_path(spark, address)
+    file_system.mkdirs(path)
+    file_system.deleteOnExit(path)  # ignored for what does not exist
+    return functools.partial(file_system.delete, path, True)
 
 
 def running_session(table: "DataFrame") -> "SparkSession":

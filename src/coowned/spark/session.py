@@ -10,19 +10,22 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
 from coowned.errors import InputError
 from coowned.extras import require
-from coowned.spark.checkpoints import hadoop_path
+from coowned.spark.checkpoints import remove_on_exit
+from coowned.spark.executors import is_local
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_Handlers: TypeAlias = Mapping[int, Callable[[int, Any], Any]]  # by the number of the signal
 _MASTER = re.compile(r"local(\[(\*|[1-9]\d*)(, *\d+)?\])?|local-cluster\[[^\]]+\]|(spark|k8s)://.+|yarn")
 _OLDEST_JAVA = 17
 _REMEDY = f"the Spark engine needs Java {_OLDEST_JAVA} or newer (a JDK or JRE on the PATH or in JAVA_HOME)"
@@ -93,7 +96,7 @@ def session(
     builder = SparkSession.builder.master(chosen).appName("coowned")
     for name, value in settings.items():
         builder = builder.config(name, value)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = _handlers()
     try:
         with warnings.catch_warnings():  # the package uses no pandas, whatever of it is installed
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
@@ -105,59 +108,120 @@ def session(
             raise
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"Spark did not start on {chosen} ({reason}); check --master; {_REMEDY}") from error
-    with _without_logs_of_py4j():
-        try:
-            with _interruptible(started, handlers):
-                _prepare(started, py_files)
-                yield started
-        finally:
-            with contextlib.suppress(Exception):  # Java may be gone already
-                _remove_checkpoint_folder(started)
-            started.stop()
+    with _without_logs_of_py4j(), _stopped(started, handlers), _interruptible(started, handlers):
+        _prepare(started, py_files)
+        yield started
 
 
-def _remove_checkpoint_folder(spark: "SparkSession") -> None:
-    """Removes the folder that Spark made for this session inside `spark.checkpoint.dir`."""
-    folder = spark.sparkContext.getCheckpointDir()
-    if folder is not None:
-        file_system, path = hadoop_path(spark, folder)
-        file_system.delete(path, True)
+@contextlib.contextmanager
+def _stopped(spark: "SparkSession", handlers: _Handlers) -> Iterator[None]:
+    """Stops the session in the end, and then removes its checkpoint folder.
+
+    A session on this machine without such a folder gets a temporary one, which only its owner can read.
+    """
+    with contextlib.ExitStack() as stack:
+        with _deferred(handlers):  # Java goes on with what an interrupted thread has asked for
+            if spark.sparkContext.getCheckpointDir() is None and is_local(spark):
+                folder = tempfile.TemporaryDirectory(prefix="coowned-", ignore_cleanup_errors=True)
+                address = Path(stack.enter_context(folder)).resolve().as_uri()
+                remove_on_exit(spark, address)
+                spark.sparkContext.setCheckpointDir(address)
+            if (made := spark.sparkContext.getCheckpointDir()) is not None:  # inside the one that was given
+                stack.callback(_quietly, remove_on_exit(spark, made))
+            stack.callback(spark.stop)
+            stack.callback(_quietly, _cancel_jobs, spark)
+        yield
+
+
+def _quietly(call: Callable[..., Any], *arguments: Any) -> None:
+    with contextlib.suppress(Exception):  # Java may be gone already
+        call(*arguments)
+
+
+def _cancel_jobs(spark: "SparkSession") -> None:
+    """Cancels the jobs and waits, half a minute at most, until no task runs: one would write again what is removed."""
+    context: Any = spark.sparkContext
+    tracker = context._jsc.sc().statusTracker()
+    for _ in range(300):
+        running = sum(executor.numRunningTasks() for executor in tracker.getExecutorInfos())
+        if not running and not tracker.getActiveJobIds():
+            return
+        context.cancelAllJobs()
+        time.sleep(0.1)
 
 
 @contextlib.contextmanager
 def _without_logs_of_py4j() -> Iterator[None]:
-    """Drops the stack traces that py4j writes to the root logger; the error is raised as well."""
+    """Drops the stack traces that py4j writes to the root logger and its own; the error is raised as well."""
 
     def keep(record: logging.LogRecord) -> bool:
         return "py4j" not in Path(record.pathname).parts
 
-    logging.getLogger().addFilter(keep)
+    loggers = [logging.getLogger(name) for name in (None, "py4j.clientserver", "py4j.java_gateway")]
+    for logger in loggers:
+        logger.addFilter(keep)
     try:
         yield
     finally:
-        logging.getLogger().removeFilter(keep)
+        for logger in loggers:
+            logger.removeFilter(keep)
+
+
+def _handlers() -> _Handlers:
+    """Returns the handlers of the signals that end a command; none outside the main thread, which receives them."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    return {number: handler for number, handler in found.items() if callable(handler)}
 
 
 @contextlib.contextmanager
-def _interruptible(spark: "SparkSession", handlers: Mapping[signal.Signals, Any]) -> Iterator[None]:
-    """Cancels Spark's jobs on a signal, and calls the handler installed before Spark's own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupted(number: int, frame: Any) -> None:
-        with contextlib.suppress(Exception):  # Java may be gone already
-            spark.sparkContext.cancelAllJobs()
-        handlers[signal.Signals(number)](number, frame)
-
-    callables = {number: handler for number, handler in handlers.items() if callable(handler)}
-    for number in callables:
-        signal.signal(number, interrupted)
+def _handling(handlers: _Handlers, handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Calls another handler for these signals."""
+    for number in handlers:
+        signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, handler in callables.items():
-            signal.signal(number, handler)
+        for number, before in handlers.items():
+            signal.signal(number, before)
+
+
+@contextlib.contextmanager
+def _deferred(handlers: _Handlers) -> Iterator[None]:
+    """Handles the first signal in the end, and a second one at once."""
+    received: list[int] = []
+
+    def later(number: int, frame: Any) -> None:
+        received.append(number)
+        if len(received) > 1:
+            handlers[number](number, frame)
+
+    with _handling(handlers, later):
+        yield
+    if received:
+        handlers[received[0]](received[0], None)
+
+
+@contextlib.contextmanager
+def _interruptible(spark: "SparkSession", handlers: _Handlers) -> Iterator[None]:
+    """Cancels Spark's jobs before the first signal is handled; handles a second one at once.
+
+    Py4J has one connection per thread, and the interrupted thread's waits for the very job that is to be cancelled:
+    hence a thread of its own.
+    """
+    received: list[int] = []
+
+    def interrupted(number: int, frame: Any) -> None:
+        received.append(number)
+        if len(received) == 1:
+            canceling = threading.Thread(target=_quietly, args=(_cancel_jobs, spark), daemon=True)
+            canceling.start()
+            canceling.join()
+        handlers[number](number, frame)
+
+    with _handling(handlers, interrupted):
+        yield
 
 
 def _prepare(spark: "SparkSession", py_files: Iterable[str]) -> None:
