@@ -7,16 +7,21 @@ stream (100,000 numbers) would gain, 1.2 times.
 A sub-key is BLAKE2b, keyed by the run key, of (purpose, configuration, step, tensor, copy); it is the 256-bit key of a
 ChaCha20 stream. What is drawn is thus a pure function of the run key and of what it is for: a run that is resumed draws
 what it would have drawn, and nothing else is ever drawn from the same key.
+
+A record that a user's processes on this machine share says which run each key has served (`claimed`).
 """
 
 import contextlib
 import dataclasses
 import enum
+import fcntl
 import functools
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -24,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
+from coowned.cache import cache_folder
 from coowned.codec import decode_json, encode_json
 from coowned.errors import InputError
-from coowned.exact.claimed_keys import claimed
 from coowned.exact.compiled import compiled
 
 StreamKey = npt.NDArray[np.uint32]  # (8,) the 256 bits a stream of random words is made from
@@ -337,3 +342,82 @@ def word_at(key, nonce, number, at):
     block = np.empty((1, 8), np.uint64)
     fill_words_of_keys(key.reshape(1, 8), nonce, number * LANES + at // 8, block)
     return block[0, at % 8]
+
+
+_HELD: dict[tuple[int, str], list[int]] = {}  # by process and key: the open record, and how many hold it now
+
+
+@contextlib.contextmanager
+def claimed(fingerprint: str, run: str) -> Iterator[None]:
+    """Locks a key for a run; raises InputError if another process holds it, or if it has served another run.
+
+    Guarantees:
+      - Of two processes that read one key only one trains with it at a time.   (test_a_key_in_use_is_refused)
+      - A process that comes later trains the same run or none.   (test_another_run_is_refused_later)
+      - A process that is killed leaves no lock.   (test_a_killed_process_holds_nothing)
+    What it is not: protection across machines that share no cache folder, or where nothing can be written.
+
+    Args:
+      fingerprint: names the key.
+      run: names the run: plan, model, data and where training starts.
+    """
+    own = os.getpid(), fingerprint  # a fork holds nothing
+    if own not in _HELD:  # otherwise `RunKey.bind` has compared the runs of this process
+        handle = _open(fingerprint)
+        if handle is None:
+            yield
+            return
+        try:
+            _claim(handle, hashlib.sha256(run.encode()).hexdigest().encode())
+        except BaseException:
+            os.close(handle)
+            raise
+        _HELD[own] = [handle, 0]
+    held = _HELD[own]
+    held[1] += 1
+    try:
+        yield
+    finally:
+        held[1] -= 1
+        if not held[1]:
+            del _HELD[own]
+            os.close(held[0])  # and with it the lock
+
+
+def forget_records(fingerprints: Iterable[str]) -> None:
+    """Removes the records of keys that are about to be destroyed, where there are any."""
+    for fingerprint in fingerprints:
+        with contextlib.suppress(OSError):
+            (_folder() / fingerprint).unlink()
+
+
+def _folder() -> Path:
+    return (cache_folder() or Path(tempfile.gettempdir()) / f"coowned-{os.getuid()}") / "keys"
+
+
+def _open(fingerprint: str) -> int | None:
+    """Opens the record of a key; returns None if no file can be written."""
+    with contextlib.suppress(OSError):
+        _folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(_folder() / fingerprint, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    return None
+
+
+def _claim(handle: int, run: bytes) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
+    except OSError:
+        raise InputError(
+            "another process is training with this run key: with other data, the same noise would be added to two "
+            "different gradients and reveal both; wait for it, start several workers with --processes or torchrun, or "
+            "use RunKey.from_operating_system() for each run"
+        ) from None
+    served = os.read(handle, len(run) + 1)
+    if served and served != run:
+        raise InputError(
+            "this run key was used by another run, in another process: the same noise added to two different gradients "
+            "reveals both; use RunKey.from_operating_system() for each run"
+        )
+    if not served:
+        os.write(handle, run)
+        os.fsync(handle)

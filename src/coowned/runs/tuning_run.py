@@ -23,8 +23,7 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.certificate import ContributionCertificate, certify
 from coowned.content.splits import graphs_of_splits, split_examples
 from coowned.errors import CertificateMismatchError, InputError
-from coowned.exact.claimed_keys import forget
-from coowned.exact.keys import Purpose, RunKey, random_words
+from coowned.exact.keys import Purpose, RunKey, forget_records, random_words
 from coowned.extras import require
 from coowned.files import check_parent, check_writable, refusing_unwritable, sync_folder, write_file
 from coowned.mechanism.mechanism import Mechanism
@@ -419,7 +418,7 @@ def _forget_keys(folder: Path, tuning: TuningConfig) -> None:
     with contextlib.suppress(FileNotFoundError):  # where a process was killed at the very end
         key = RunKey.from_json((folder / _KEY).read_text(encoding="utf-8"))
         largest = NumberOfRuns.geometric(tuning.expected_runs).largest
-        forget(key.child(number).fingerprint for number in range(largest))
+        forget_records(key.child(number).fingerprint for number in range(largest))
 
 
 def leave_the_best(folder: Path, record: _TuningRecord) -> None:
