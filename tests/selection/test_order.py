@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from coowned.attribution.graph import AttributionGraph, read_only
 from coowned.errors import InputError
 from coowned.progress import silent
-from coowned.selection import order_kernels
+from coowned.selection import order
 from coowned.selection.order import hash_order, ordered_rows, part
 from coowned.testing.strategies import attribution_graphs
 
@@ -43,9 +43,9 @@ def signed_hash(seed, text):
 
 
 def kernel_hash(seed, text):
-    key = np.uint64(order_kernels.hash_seed(np.int64(seed)))
+    key = np.uint64(order.hash_seed(np.int64(seed)))
     data = np.frombuffer(text.encode() + b"?", np.uint8)
-    return int(np.uint64(order_kernels.hash_text(data, 0, len(data) - 1, key)).astype(np.int64))
+    return int(np.uint64(order.hash_text(data, 0, len(data) - 1, key)).astype(np.int64))
 
 
 def plain_order(graph, seed):
@@ -72,11 +72,11 @@ def test_hash_of_text(text, seed):
     seed=st.integers(0, 2**63 - 1),
 )
 def test_hash_of_numbers_is_that_of_their_text(number, seed):
-    key = np.uint64(order_kernels.hash_seed(np.int64(seed)))
+    key = np.uint64(order.hash_seed(np.int64(seed)))
     none = np.empty(0, np.int64), np.empty(0, np.uint8)
-    ids = order_kernels.Ids(key, *map(read_only, (np.array([number]), *none)))  # as those of a graph
+    ids = order.Ids(key, *map(read_only, (np.array([number]), *none)))  # as those of a graph
     keys = np.empty(1, np.uint32)
-    order_kernels.hash_ids(ids, 0, 1, keys)
+    order.hash_ids(ids, 0, 1, keys)
     assert keys[0] == (signed_hash(seed, str(number)) + 2**63) >> 32
 
 
@@ -127,10 +127,10 @@ def test_equal_hashes_are_ordered_by_the_bytes_of_the_id(ids):
     in_bytes = sorted(ids, key=lambda number: str(number).encode())
     text, other = np.empty(20, np.uint8), np.empty(20, np.uint8)
     for a, b in itertools.pairwise(in_bytes):
-        first = (text, order_kernels.put_decimal(np.int64(a), text), 20)
-        second = (other, order_kernels.put_decimal(np.int64(b), other), 20)
-        assert order_kernels.bytes_before(*first, *second)
-        assert not order_kernels.bytes_before(*second, *first)
+        first = (text, order.put_decimal(np.int64(a), text), 20)
+        second = (other, order.put_decimal(np.int64(b), other), 20)
+        assert order.bytes_before(*first, *second)
+        assert not order.bytes_before(*second, *first)
 
 
 def test_equal_upper_halves_are_ordered_by_the_whole_hash():

@@ -25,7 +25,7 @@ from coowned.attribution.graph import Absent, AttributionGraph
 from coowned.attribution.identifiers import utf8_buffers
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.files import FileStates, file_states
-from coowned.selection.order_kernels import hash_seed, hash_text
+from coowned.selection.order import hash_seed, hash_text
 
 pc: Any = pyarrow.compute  # its functions are created at import, so type checkers do not see them
 
