@@ -10,7 +10,6 @@ from hypothesis import given
 
 from coowned import AttributionGraph
 from coowned.attribution import digest as digests
-from coowned.attribution import digest_kernels as kernels
 from coowned.attribution.identifiers import utf8_buffers
 
 FIVE_EMAILS = [[0, 1], [0, 1, 2], [1, 3], [2, 1], [3, 2]]
@@ -29,7 +28,7 @@ def named_graphs(draw):
 
 @numba.njit
 def compress_here(state, message, at):
-    kernels._compress(state, message, at)
+    digests.compress(state, message, at)
 
 
 def build(ids, keys, users):
@@ -61,7 +60,7 @@ def test_digest_equals_plain_hashlib(parts):
 
 
 def test_digest_is_pinned():
-    # Certificates out in the world hold such digests: they change only with digest.VERSION.
+    # Certificates out in the world hold such digests: they change only with digests.VERSION.
     graph = AttributionGraph.from_users_per_example(FIVE_EMAILS)
     assert graph.digest == plain_digest(range(5), range(4), FIVE_EMAILS)
     assert graph.digest == "9e8fdd4d14906afcc82e6324c3fddef6eb600342f480617fb1d5c6efc68d5ced"
@@ -79,9 +78,9 @@ def test_kernel_is_sha256(messages):
     for message in messages:
         begin = ends[-1]
         buffer[begin : begin + len(message)] = np.frombuffer(message, np.uint8)
-        ends.append(kernels.pad(buffer, begin, begin + len(message)))
+        ends.append(digests.pad(buffer, begin, begin + len(message)))
     sums = np.zeros(4, np.uint64)
-    kernels.add_hashes(buffer, np.array(ends), len(messages), sums)
+    digests.add_hashes(buffer, np.array(ends), len(messages), sums)
     assert sums.tolist() == plain_sum(messages)
 
 
@@ -89,12 +88,12 @@ def test_kernel_is_sha256(messages):
 def test_any_processor_computes_the_same(block, at):
     """What processors without instructions for SHA-256 run, beside what this one runs, and hashlib."""
     message = np.frombuffer(bytes(at) + block + bytes(8), np.uint8)
-    plain, chosen = kernels._INITIAL_STATE.copy(), kernels._INITIAL_STATE.copy()
-    kernels._compress_plainly(plain, message, at)
+    plain, chosen = digests.INITIAL_STATE.copy(), digests.INITIAL_STATE.copy()
+    digests.compress_plainly(plain, message, at)
     compress_here(chosen, message, at)
     assert plain.tolist() == chosen.tolist()
     padding = np.frombuffer(b"\x80" + bytes(61) + b"\x02\x00", np.uint8)  # 512 bits
-    kernels._compress_plainly(plain, padding, 0)
+    digests.compress_plainly(plain, padding, 0)
     assert (
         b"".join(int(plain[i]).to_bytes(4, "big") for i in (3, 2, 7, 6, 1, 0, 5, 4)) == hashlib.sha256(block).digest()
     )

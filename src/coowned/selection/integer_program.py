@@ -10,7 +10,7 @@ import numpy.typing as npt
 import scipy.sparse
 
 from coowned import validate
-from coowned.attribution import kernels as attribution_kernels
+from coowned.attribution import graph as attribution_kernels
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.options import Option
 from coowned.errors import InputError

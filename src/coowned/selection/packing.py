@@ -22,7 +22,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from coowned.attribution import kernels as attribution_kernels
+from coowned.attribution import graph as attribution_kernels
 from coowned.progress import Progress
 from coowned.selection.order import OrderedRows
 

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import threads
-from coowned.attribution import kernels as attribution_kernels
+from coowned.attribution import graph as attribution_kernels
 from coowned.progress import Progress
 from coowned.selection.packing import Packing
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
-from coowned.attribution import kernels as attribution_kernels
+from coowned.attribution import graph as attribution_kernels
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.options import Option
 from coowned.errors import InfeasibleScheduleError
