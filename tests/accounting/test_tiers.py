@@ -14,9 +14,9 @@ from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_up
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import certify
+from coowned.content.splits import select_held_out
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.selection.greedy import Greedy
-from coowned.selection.held_out import select_held_out
 from coowned.selection.user_bounds import UserBounds
 
 CLAIM = {"delta": 1e-6, "adjacency": "zero-out"}

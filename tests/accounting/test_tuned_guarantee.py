@@ -25,8 +25,8 @@ from coowned.accounting.guarantee import guarantee
 from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.tuned_guarantee import tuned_guarantees
 from coowned.accounting.tuning import TuningClaim
+from coowned.content.splits import select_held_out
 from coowned.errors import CertificateMismatchError, InputError
-from coowned.selection.held_out import select_held_out
 from coowned.selection.user_bounds import UserBounds
 
 CLAIM = {"delta": 1e-6, "adjacency": "zero-out"}

@@ -6,10 +6,10 @@ import pytest
 from coowned import AttributionGraph, Greedy, PoissonSampling, certify, guarantee
 from coowned.audit.curve import AuditedTier, audit_curves
 from coowned.audit.run_audit import audit_plan
+from coowned.content.splits import select_held_out
 from coowned.exact.keys import RunKey
 from coowned.models.logistic_regression import LogisticRegression
 from coowned.selection.greedy import PassSelector
-from coowned.selection.held_out import select_held_out
 from coowned.tier_counts import CertifiedTiers
 from coowned.training import covered
 from coowned.training.plan import TrainingPlan

@@ -15,13 +15,12 @@ from coowned import certify, codec
 from coowned.accounting.calculators import epsilon
 from coowned.audit.run_audit import audit_run
 from coowned.cli import main
-from coowned.content.splits import split_examples
+from coowned.content.splits import select_held_out, split_examples
 from coowned.errors import CertificateMismatchError, CoownedError
 from coowned.runs import configured_run
 from coowned.runs.config import TrainConfig
 from coowned.runs.run_folder import RunFolder
 from coowned.runs.stored_run import StoredRun
-from coowned.selection.held_out import select_held_out
 from coowned.selection.user_bounds import UserBounds
 
 SETTINGS = co.CoveredEvaluation(epsilon_share=0.2, loss_bound=2.0, confusion=True)

@@ -11,10 +11,10 @@ from coowned import AttributionGraph, CoveredEvaluation, LogisticRegression, cod
 from coowned.accounting.covered import CoveredRelease
 from coowned.certificate import certify
 from coowned.content.data import FeatureTable
+from coowned.content.splits import select_held_out
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.exact.keys import Purpose, RunKey
 from coowned.exact.noise import NoiseStream
-from coowned.selection.held_out import select_held_out
 from coowned.selection.selector import Selection
 from coowned.training.covered import (
     SCALE,

@@ -19,11 +19,11 @@ from coowned.audit.checks import CheckedLaw, any_of, certain_check, share_check
 from coowned.audit.trainer_laws import too_small
 from coowned.certificate import certify
 from coowned.content.data import FeatureTable
+from coowned.content.splits import select_held_out
 from coowned.exact.keys import RunKey
 from coowned.exact.noise import NoiseStream
 from coowned.models.logistic_regression import LogisticRegression
 from coowned.models.model import Model
-from coowned.selection.held_out import select_held_out
 from coowned.selection.selector import Selection
 from coowned.training.covered import SCALE, evaluate_covered
 from coowned.training.plan import TrainingPlan

@@ -1,10 +1,11 @@
-"""The split into train, validation and test by a hash of the example's id, before anything is selected.
+"""Parts of the data that are not trained on: the split by a hash of the id, and what a covered evaluation counts.
 
 The hash reads the id alone, so the split is the same whatever the order of the rows; it is sound as long as ids are not
 made from content. Only the train part's graph is selected from: validation and test examples are outside S and outside
-every guarantee.
+every guarantee, except that of a covered evaluation, whose examples are selected from the graph alone.
 """
 
+import bisect
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +14,10 @@ import numpy.typing as npt
 
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import utf8_buffers
+from coowned.selection.greedy import Greedy
+from coowned.selection.selector import Selection
 from coowned.selection.shards import SPLIT_SEED, SPLITS, hash_ids, split_ends
+from coowned.selection.user_bounds import UserBounds
 
 USUAL_FRACTIONS = (0.8, 0.1, 0.1)
 TEXT_FRACTIONS = (0.9, 0.05, 0.05)
@@ -51,3 +55,50 @@ def graphs_of_splits(
     """Returns the graph of each split; examples that are not in memory belong to the train split."""
     parts = {name: graph.subgraph(part) for name, part in splits.items()}
     return parts | {"train": dataclasses.replace(parts["train"], absent=graph.absent)}
+
+
+KEPT = 0.9  # of what the best bound keeps
+
+
+def select_held_out(
+    graph: AttributionGraph,
+    *,
+    contribution_bound: int | None = None,
+    user_bounds: UserBounds | None = None,
+    seed: int = 0,
+) -> Selection:
+    """Returns a set in which nobody is in more than `contribution_bound` copies.
+
+    By default the bound is the smallest that keeps 90% of what the best one keeps: the next smaller one keeps less.
+    More copies of a user need more noise, fewer leave fewer examples to count on.
+
+    Guarantees:
+      - The default keeps 90%, and the next smaller bound does not.   (test_the_default_bound_keeps_enough)
+      - Nobody is in more copies than their own bound allows, and nobody who opted out in any.
+        (test_nobody_is_in_more_copies_than_their_own_bound)
+
+    Args:
+      graph: of the test split.
+      user_bounds: those of the training set, where people have bounds of their own. `certify` recounts them.
+      seed: public; breaks ties in the order.
+
+    Example:
+      >>> graph = AttributionGraph.from_users_per_example([[0], [0], [0], [1], [2], [3]])
+      >>> select_held_out(graph, contribution_bound=1).size, select_held_out(graph).size
+      (4, 6)
+    """
+
+    def held_to(bound: int) -> Selection:
+        if user_bounds is None:
+            return Greedy(contribution_bound=bound).select(graph, seed=seed)
+        others = min(bound, user_bounds.others)
+        greedy = Greedy(contribution_bound=others, contribution_bounds=user_bounds.at_most(bound))
+        return dataclasses.replace(greedy.select(graph, seed=seed), user_bounds=user_bounds)
+
+    if contribution_bound is not None:
+        return held_to(contribution_bound)
+    most = int(graph.examples_per_user.max(initial=1))
+    everything = held_to(most).size
+    bounds = range(1, most + 1)
+    found = bisect.bisect_left(bounds, True, key=lambda bound: held_to(bound).size >= KEPT * everything)
+    return held_to(bounds[min(found, len(bounds) - 1)])

@@ -435,7 +435,7 @@ def choose(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedule
 
 def held_out_of(config: TrainConfig, graph: AttributionGraph, selected: Selection | Schedule) -> Selection:
     """Selects what a covered evaluation counts on, under the individual bounds of S, from the test split's graph."""
-    from coowned.selection.held_out import select_held_out
+    from coowned.content.splits import select_held_out
 
     assert config.evaluation is not None
     bound = config.evaluation.contribution_bound
