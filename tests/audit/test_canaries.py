@@ -262,7 +262,7 @@ def test_too_few_canaries(data):
 def texts(tmp_path_factory):
     """{kind: (model, data)}: 150 short texts of two people each, and small BERTs that could learn them."""
     from coowned import from_table
-    from coowned.content.labels import read_labels
+    from coowned.content.columns import read_labels
     from coowned.content.text import Vocabulary
     from coowned.content.token_table import LabelledTokenTable, TokenTable
     from coowned.models.bert_files import BertConfig

@@ -10,8 +10,8 @@ from tests.arrays import filled, same
 from tests.small_world import part_of
 
 from coowned import InputError, from_table, read_mail
+from coowned.content.columns import read_labels
 from coowned.content.data import Draw
-from coowned.content.labels import read_labels
 from coowned.content.text import SPECIAL_TOKENS, Vocabulary
 from coowned.content.token_table import LabelledTokenTable, TokenTable
 from coowned.exact.keys import RunKey

@@ -14,9 +14,8 @@ from coowned import threads, validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import utf8_buffers
-from coowned.content.columns import number_matrix
+from coowned.content.columns import number_matrix, read_labels
 from coowned.content.derived import Arrays, MappedFiles, digest_stored
-from coowned.content.labels import read_labels
 from coowned.errors import InputError
 from coowned.exact.compiled import compiled
 from coowned.exact.keys import Purpose, RunKey, StreamKey

@@ -13,10 +13,9 @@ from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.tables import types_are_inferred
-from coowned.content.columns import column_type, inferred_numbers, is_list, is_number, numbers
+from coowned.content.columns import class_indices, column_type, inferred_numbers, is_list, is_number, numbers
 from coowned.content.data import Draw, RowTable, random_streams
 from coowned.content.derived import Arrays, MappedFiles
-from coowned.content.labels import class_indices
 from coowned.errors import InputError
 from coowned.exact.compiled import compiled
 from coowned.exact.keys import Purpose, fill_words

@@ -141,7 +141,7 @@ class LabelledTokenTable(TokenizedExamples):
 
     Example:
       >>> from coowned import from_table
-      >>> from coowned.content.labels import read_labels
+      >>> from coowned.content.columns import read_labels
       >>> examples = from_table({"users": [["a"], ["b"]], "text": ["hello", "there"], "y": ["ham", "eggs"]})
       >>> vocabulary = Vocabulary(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "there"))
       >>> labels = read_labels(examples.payload, "y", ["spam", "ham"])

@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
-from coowned.content.columns import check_text_columns, joined_text
-from coowned.content.labels import check_label_column, declared_classes, read_labels
+from coowned.content.columns import check_label_column, check_text_columns, declared_classes, joined_text, read_labels
 from coowned.content.masking import max_predictions
 from coowned.content.splits import TEXT_FRACTIONS
 from coowned.content.text import Vocabulary

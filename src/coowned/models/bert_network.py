@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from coowned import validate
-from coowned.content.labels import declared_classes
+from coowned.content.columns import declared_classes
 from coowned.extras import jax, jnp
 
 WORDS = "bert.embeddings.word_embeddings.weight"

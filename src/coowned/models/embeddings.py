@@ -10,9 +10,8 @@ import pyarrow as pa
 
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
-from coowned.content.columns import check_text_columns, joined_text, text_column
+from coowned.content.columns import check_label_column, check_text_columns, joined_text, read_labels, text_column
 from coowned.content.data import FeatureTable
-from coowned.content.labels import check_label_column, read_labels
 from coowned.errors import InputError
 from coowned.models import bert_files
 from coowned.models.encoder_files import GET_AN_ENCODER, check_encoder_folder

@@ -14,9 +14,8 @@ import pyarrow as pa
 from coowned import validate
 from coowned.accounting.claim_file import model_metadata
 from coowned.attribution.examples import AttributedExamples
-from coowned.content.columns import feature_width
+from coowned.content.columns import check_label_column, feature_width
 from coowned.content.data import FeatureTable
-from coowned.content.labels import check_label_column
 from coowned.errors import InputError
 from coowned.exact.grid import Grid
 from coowned.exact.linear_sums import clipped_linear_sums

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from coowned import validate
-from coowned.content.labels import declared_classes
+from coowned.content.columns import declared_classes
 from coowned.models.linear import Classifier, FeatureModel
 
 

@@ -11,9 +11,15 @@ import pyarrow as pa
 
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
-from coowned.content.columns import check_text_columns, joined_text, text_column
+from coowned.content.columns import (
+    check_label_column,
+    check_text_columns,
+    declared_classes,
+    joined_text,
+    read_labels,
+    text_column,
+)
 from coowned.content.hashed_text import SparseTable, check_ngrams, hash_texts
-from coowned.content.labels import check_label_column, declared_classes, read_labels
 from coowned.errors import InputError
 from coowned.exact.grid import Grid
 from coowned.exact.sparse_sums import ONE, SparseRows, clipped_sparse_sums

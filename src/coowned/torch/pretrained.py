@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coowned.attribution.identifiers import one_line
-from coowned.content.labels import declared_classes
+from coowned.content.columns import declared_classes
 from coowned.errors import InputError, MissingExtraError
 from coowned.models.bert_files import refuse_private_checkpoint
 
