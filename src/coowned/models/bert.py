@@ -11,10 +11,9 @@ import pyarrow as pa
 from coowned import validate
 from coowned.attribution.examples import AttributedExamples
 from coowned.content.columns import check_label_column, check_text_columns, declared_classes, joined_text, read_labels
-from coowned.content.masking import max_predictions
 from coowned.content.splits import TEXT_FRACTIONS
 from coowned.content.text import Vocabulary
-from coowned.content.token_table import LabelledTokenTable, TokenTable
+from coowned.content.token_table import LabelledTokenTable, TokenTable, max_predictions
 from coowned.errors import ConfigError, InputError
 from coowned.models import bert_files
 from coowned.models.bert_files import BertConfig
