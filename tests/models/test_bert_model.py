@@ -12,7 +12,7 @@ from tests.models.any_company import check_any_company
 from tests.models.model_sums import integer_sum, joined, parameters
 
 from coowned.errors import InputError
-from coowned.models import bert_gradients
+from coowned.models import bert_model
 from coowned.models.bert_files import BertConfig
 from coowned.models.bert_model import BertModel
 from coowned.models.embedding_gradients import Embedding
@@ -212,7 +212,7 @@ def test_without_the_cross_term_the_norm_is_another():
     """Two uses of one matrix have something in common: measured apart, a gradient may look shorter than it is."""
     rows = {name: array[:4] for name, array in make_batch().items()}
     own = {name: jnp.asarray(array) for name, array in parameters(ONE_LAYER).items()}
-    gradients_of = functools.partial(bert_gradients.example_gradients, ONE_LAYER.head, ONE_LAYER.config)
+    gradients_of = functools.partial(bert_model.example_gradients, ONE_LAYER.head, ONE_LAYER.config)
     words = jit(lambda *given: gradients_of(*given)["bert.embeddings.word_embeddings.weight"])(own, rows)
     whole = Embedding(words).squares()
     parts = [
@@ -389,3 +389,28 @@ def test_bad_settings_and_data():
         MODEL.check_data({**shapes, "tokens": (7,)})
     with pytest.raises(InputError, match="the data have none"):
         MODEL.check_data({"features": (3,)})
+
+
+SHORT_MODEL = BertModel.masked_lm(
+    config=BertConfig(
+        vocab_size=20, hidden_size=4, num_hidden_layers=1, intermediate_size=4, max_position_embeddings=8
+    ),
+    sequence_length=8,
+)
+
+
+def test_a_text_without_words_has_no_loss():
+    rows = 2
+    batch = {
+        "tokens": np.full((rows, 8), 5, np.int32),
+        "lengths": np.array([8, 0], np.int32),
+        "positions": np.ones((rows, SHORT_MODEL.head.max_predictions), np.int32),
+        "targets": np.full((rows, SHORT_MODEL.head.max_predictions), 6, np.int32),
+        "weights": np.zeros((rows, SHORT_MODEL.head.max_predictions), np.float32),
+    }
+    batch["weights"][0] = 1 / SHORT_MODEL.head.max_predictions
+    parameters = {name: jnp.asarray(array) for name, array in SHORT_MODEL.initial().items()}
+    losses, right = SHORT_MODEL.losses(parameters, batch)
+    assert np.isfinite(losses[0])
+    assert np.isnan(losses[1])  # left out of every mean
+    assert not right[1]

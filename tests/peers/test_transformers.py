@@ -28,7 +28,7 @@ def scores_of(config: BertConfig, parameters) -> np.ndarray:
     """(batch, sequence_length, vocabulary) logits of ours at every place."""
     import jax
 
-    from coowned.models import bert_gradients
+    from coowned.models import bert_model
 
     batch = {
         "tokens": tokens(),
@@ -37,7 +37,7 @@ def scores_of(config: BertConfig, parameters) -> np.ndarray:
         "targets": np.zeros((SIZE, LENGTH), np.int32),
         "weights": np.ones((SIZE, LENGTH), np.float32),
     }
-    return np.asarray(jax.jit(lambda own: bert_gradients.scores_of(HEAD, config, own, batch))(parameters))
+    return np.asarray(jax.jit(lambda own: bert_model.scores_of(HEAD, config, own, batch))(parameters))
 
 
 def tokens() -> np.ndarray:
@@ -137,7 +137,7 @@ def test_transformers_opens_a_classifier(tmp_path):
     import torch
     from transformers import BertForSequenceClassification
 
-    from coowned.models import bert_gradients
+    from coowned.models import bert_model
 
     (tmp_path / "words.txt").write_text("".join(f"word{number}\n" for number in range(60)))
     head = ClassifierHead(classes=("ham", "spam", "eggs"))
@@ -152,7 +152,7 @@ def test_transformers_opens_a_classifier(tmp_path):
     with torch.no_grad():
         expected = model.eval()(input_ids=torch.tensor(tokens()).long(), attention_mask=seen).logits.numpy()
     batch = {"tokens": tokens(), "lengths": lengths(), "labels": np.zeros(SIZE), "weights": np.ones(SIZE)}
-    found = jax.jit(lambda own: bert_gradients.scores_of(head, CONFIG, own, batch))(parameters)[:, 0]
+    found = jax.jit(lambda own: bert_model.scores_of(head, CONFIG, own, batch))(parameters)[:, 0]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert np.abs(expected).max() > 1e-2
     model.save_pretrained(tmp_path / "again")
