@@ -9,8 +9,7 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.tables import examples_without_users
 from coowned.errors import InputError
 from coowned.extras import require
-from coowned.models.model import Model, Parameters
-from coowned.models.tasks import Specification, Table
+from coowned.models.model import Model, Parameters, Specification, Table
 from coowned.runs.stored_run import StoredRun
 from coowned.training import evaluate as evaluation
 

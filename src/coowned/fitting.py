@@ -19,7 +19,7 @@ from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.finished_run import Run, check_model
 from coowned.mechanism.registry import training_kind_for
-from coowned.models.tasks import Specification
+from coowned.models.model import Specification
 from coowned.progress import Progress, reporting
 from coowned.progress_display import Announce, is_watched, to_stderr, training
 from coowned.report.verdict import qualities

@@ -14,7 +14,7 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.errors import InputError
 from coowned.finished_run import Run, open_run
 from coowned.fitting import given_selection, say_above, say_result, sections_of_fit, selector_for, shown_to
-from coowned.models.tasks import Specification
+from coowned.models.model import Specification
 from coowned.runs.keywords import GROUPS, FitKeywords
 from coowned.runs.ledger import NAME as LEDGER
 from coowned.runs.settings import MechanismSettings, Optimizer, RunSettings

@@ -6,8 +6,8 @@ from coowned.models.bert_files import BertConfig
 from coowned.models.bert_model import BertModel
 from coowned.models.linear_regression import LinearRegression
 from coowned.models.logistic_regression import LogisticRegression
+from coowned.models.model import Specification
 from coowned.models.registry import MODELS, model_class, model_from_description
-from coowned.models.tasks import Specification
 from coowned.models.text_classifier import TextClassifier
 
 

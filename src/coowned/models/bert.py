@@ -17,8 +17,7 @@ from coowned.content.token_table import LabelledTokenTable, TokenTable, max_pred
 from coowned.errors import ConfigError, InputError
 from coowned.models import bert_files
 from coowned.models.bert_files import BertConfig
-from coowned.models.model import Model
-from coowned.models.tasks import Specification, Table, Task
+from coowned.models.model import Model, Specification, Table, Task
 
 if TYPE_CHECKING:
     from coowned.models.bert_network import Head

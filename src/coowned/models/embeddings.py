@@ -16,8 +16,7 @@ from coowned.errors import InputError
 from coowned.models import bert_files
 from coowned.models.encoder_files import GET_AN_ENCODER, check_encoder_folder
 from coowned.models.linear import FeatureModel
-from coowned.models.model import Model
-from coowned.models.tasks import Table, Task
+from coowned.models.model import Model, Table, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,8 @@ from coowned.content.columns import column_type
 from coowned.content.example_table import KEY, USABLE, ExampleColumn, ExampleTable, columns_of, numeric_columns
 from coowned.errors import InputError
 from coowned.models.example_model import ExampleModel, refuse_collectives
-from coowned.models.model import Model
+from coowned.models.model import Model, Specification, Table, Task
 from coowned.models.parameter_trees import ParameterTree
-from coowned.models.tasks import Specification, Table, Task
 
 _LABELS = ("label", "labels", "y")  # entries that are taken for the class where none is named
 _MOST_TRIES = 400  # shapes tried to find the one that a loss takes

@@ -19,8 +19,7 @@ from coowned.content.data import FeatureTable
 from coowned.errors import InputError
 from coowned.exact.grid import Grid
 from coowned.exact.linear_sums import clipped_linear_sums
-from coowned.models.model import Model
-from coowned.models.tasks import Specification, Table, Task
+from coowned.models.model import Model, Specification, Table, Task
 
 if TYPE_CHECKING:
     from coowned.models.probes import CanaryContent, LinearContent

@@ -16,8 +16,7 @@ import pyarrow as pa
 from coowned.errors import ConfigError, InputError
 from coowned.models.example_model import linear_stand_in
 from coowned.models.example_specification import ExampleSpecification
-from coowned.models.model import Model
-from coowned.models.tasks import Specification, Task
+from coowned.models.model import Model, Specification, Task
 
 STORED_SOURCE = "model.py"  # the factory's file in the folder of a run
 

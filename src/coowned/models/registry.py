@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from coowned.errors import InputError
 
 if TYPE_CHECKING:  # the package takes public names from here, and is imported in no time
-    from coowned.models.model import Model
-    from coowned.models.tasks import Specification
+    from coowned.models.model import Model, Specification
 
 MODELS = {
     "logistic-regression": "coowned.models.logistic_regression.LogisticRegression",

@@ -24,8 +24,7 @@ from coowned.errors import InputError
 from coowned.exact.grid import Grid
 from coowned.exact.sparse_sums import ONE, SparseRows, clipped_sparse_sums
 from coowned.models.linear import Classifier
-from coowned.models.model import Model
-from coowned.models.tasks import Table, Task
+from coowned.models.model import Model, Table, Task
 
 if TYPE_CHECKING:
     from coowned.models.probes import CanaryContent, SparseContent

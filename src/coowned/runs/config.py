@@ -18,8 +18,8 @@ from coowned.accounting.terms import ADJACENCIES
 from coowned.attribution.sources import DataSource, resolve_path
 from coowned.errors import ConfigError, InputError
 from coowned.exact.grid import CLIP_NORMS
+from coowned.models.model import Specification, Task
 from coowned.models.registry import MODELS, USUAL_MODEL, model_class
-from coowned.models.tasks import Specification, Task
 from coowned.runs.settings import (
     DataSettings,
     MechanismSettings,

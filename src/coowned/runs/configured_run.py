@@ -24,8 +24,7 @@ from coowned.exact.keys import RunKey
 from coowned.extras import require
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.registry import mechanism_class
-from coowned.models.model import Model, num_parameters, num_scores
-from coowned.models.tasks import Content, Task
+from coowned.models.model import Content, Model, Task, num_parameters, num_scores
 from coowned.progress import Progress
 from coowned.runs import graph_summary
 from coowned.runs.config import GIVEN, TrainConfig

@@ -16,8 +16,8 @@ from coowned.cache import cache_folder
 from coowned.certificate import ContributionCertificate
 from coowned.content.derived import KeptArrays
 from coowned.errors import CertificateMismatchError
+from coowned.models.model import Task
 from coowned.models.python_model import PythonModel
-from coowned.models.tasks import Task
 from coowned.runs.config import TrainConfig
 from coowned.runs.graph_summary import GraphSummary
 from coowned.runs.run_folder import code_digest

@@ -11,7 +11,7 @@ from coowned import codec, validate
 from coowned.accounting.covered import CoveredEvaluation
 from coowned.accounting.tuning import LARGEST_EXPECTED
 from coowned.errors import ConfigError
-from coowned.models.tasks import Specification
+from coowned.models.model import Specification
 from coowned.progress import nearest
 from coowned.runs.config import TrainConfig
 from coowned.runs.defaults import CLIP_NORM, DECAY
