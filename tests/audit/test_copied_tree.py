@@ -64,7 +64,7 @@ EDITS = [
     Edit("noise repeated on resumption", "training/loop.py", "self._noise(start),", "self._noise(0),", "noise"),
     Edit(
         "coins repeated on resumption",
-        "training/feed.py",
+        "training/step.py",
         "drawn = self.batches.batch(step)",
         "drawn = self.batches.batch(step - self.start)",
         "contributions",

@@ -6,8 +6,8 @@ from coowned.audit.driving import audited, drive
 from coowned.audit.worlds import World, WorldData, content_for
 from coowned.exact.keys import RunKey
 from coowned.models.probes import BLANK, IN
-from coowned.training.feed import Feeder
 from coowned.training.loop import Trainer
+from coowned.training.step import Feeder
 
 MODEL = planted_bugs.SMALL
 

@@ -20,11 +20,10 @@ from coowned.models.model import Model, digest_arrays, num_parameters, num_score
 from coowned.progress import Progress, counted
 from coowned.selection.shards import shards_of
 from coowned.training.checkpoint import Checkpoint, Keeper
-from coowned.training.feed import Feeder, StepInput
 from coowned.training.optimizers import Rates, Rule, compiled_scales
 from coowned.training.plan import TrainingPlan
 from coowned.training.progress import NOT_COVERED, OnMetrics, Report, StepMetrics, metrics_table, parquet_bytes
-from coowned.training.step import Step, compiled_loss, compiled_total_loss, gathered
+from coowned.training.step import Feeder, Step, StepInput, compiled_loss, compiled_total_loss, gathered
 from coowned.training.workers import ALONE, Share, Workers, agree, mean_loss, send
 
 if TYPE_CHECKING:

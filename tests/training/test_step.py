@@ -7,7 +7,7 @@ from coowned.content.data import with_norms
 from coowned.errors import InputError
 from coowned.exact.linear_sums import norms_of
 from coowned.synthetic.logistic_data import WorldData
-from coowned.training.feed import Feeder
+from coowned.training.step import Feeder
 
 
 def inputs(small, plan, *, start=0, release=True, in_place=False):
