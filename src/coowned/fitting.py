@@ -26,11 +26,10 @@ from coowned.report.verdict import qualities
 from coowned.runs.config import GIVEN, TrainConfig
 from coowned.runs.configured_run import Given, Select, run_configuration
 from coowned.runs.given_selection import of_train_split
-from coowned.runs.keywords import FitKeywords, sections_of
 from coowned.runs.launch import Told, train_in_processes
 from coowned.runs.ledger import NAME as LEDGER
 from coowned.runs.run_folder import RunFolder
-from coowned.runs.settings import MechanismSettings, Optimizer, PrivacySettings, RunSettings
+from coowned.runs.settings import FitKeywords, MechanismSettings, Optimizer, PrivacySettings, RunSettings, sections_of
 from coowned.selection.registry import CLASSES
 from coowned.selection.selector import Schedule, Selection, Selector
 from coowned.training.evaluate import check_labels

@@ -15,9 +15,8 @@ from coowned.errors import InputError
 from coowned.finished_run import Run, open_run
 from coowned.fitting import given_selection, say_above, say_result, sections_of_fit, selector_for, shown_to
 from coowned.models.model import Specification
-from coowned.runs.keywords import GROUPS, FitKeywords
 from coowned.runs.ledger import NAME as LEDGER
-from coowned.runs.settings import MechanismSettings, Optimizer, RunSettings
+from coowned.runs.settings import GROUPS, FitKeywords, MechanismSettings, Optimizer, RunSettings
 from coowned.runs.tuning_config import EXPECTED_RUNS, TuningConfig
 from coowned.runs.tuning_run import run_tuning
 from coowned.selection.selector import Schedule, Selection, Selector

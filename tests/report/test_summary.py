@@ -9,7 +9,7 @@ import pytest
 from coowned import calibrate
 from coowned.mechanism.poisson_sampling import PoissonSampling
 from coowned.report.summary import Part, as_html, as_text, next_steps, summary
-from coowned.runs.graph_summary import GraphSummary
+from coowned.runs.records import GraphSummary
 from coowned.runs.stored_run import StoredRun
 
 

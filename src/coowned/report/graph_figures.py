@@ -11,7 +11,7 @@ from coowned.progress import counted
 from coowned.report import charts
 from coowned.report.charts import Axis
 from coowned.report.figures import Columns, Figure, Mark, Row, percent, shown
-from coowned.runs.graph_summary import CountClass, GraphSummary
+from coowned.runs.records import CountClass, GraphSummary
 from coowned.runs.stored_run import StoredRun
 
 _BEFORE, _AFTER = "before selection", "after selection"

@@ -18,7 +18,7 @@ from coowned.report import graph_figures, run_figures
 from coowned.report.figures import Figure, Mark, percent, shown
 from coowned.report.summary import next_steps
 from coowned.report.verdict import Quality, qualities, sentences
-from coowned.runs.graph_summary import GraphSummary
+from coowned.runs.records import GraphSummary
 from coowned.runs.settings import ReportSettings
 from coowned.runs.stored_run import StoredRun
 

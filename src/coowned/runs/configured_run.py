@@ -26,7 +26,7 @@ from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.registry import mechanism_class
 from coowned.models.model import Content, Model, Task, num_parameters, num_scores
 from coowned.progress import Progress
-from coowned.runs import graph_summary
+from coowned.runs import records
 from coowned.runs.config import GIVEN, TrainConfig
 from coowned.runs.given_data import kept_arrays, read_examples, summary_of
 from coowned.runs.given_selection import Select, select_for, with_shape
@@ -150,7 +150,7 @@ def _summarize(config: TrainConfig, folder: RunFolder, graph: AttributionGraph, 
         yield found
     summary = summary_of(config, graph, plan.selected, plan.certificate)
     if summary is not None:
-        folder.prepare(graph_summary.NAME, summary.to_json().encode())
+        folder.prepare(records.NAME, summary.to_json().encode())
         if found := summary.warning():
             yield found
 

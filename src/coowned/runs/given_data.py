@@ -19,7 +19,7 @@ from coowned.errors import CertificateMismatchError
 from coowned.models.model import Task
 from coowned.models.python_model import PythonModel
 from coowned.runs.config import TrainConfig
-from coowned.runs.graph_summary import GraphSummary
+from coowned.runs.records import GraphSummary
 from coowned.runs.run_folder import code_digest
 from coowned.selection.selector import Schedule, Selection
 from coowned.selection.shards import CERTIFICATE, SUMMARY, Manifest, check_splits, read_shards

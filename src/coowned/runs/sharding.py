@@ -9,7 +9,7 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.tables import types_are_inferred
 from coowned.certificate import ContributionCertificate
 from coowned.content.splits import graphs_of_splits, split_examples
-from coowned.runs.graph_summary import GraphSummary
+from coowned.runs.records import GraphSummary
 from coowned.selection import shards
 from coowned.selection.selection_files import write_selection
 from coowned.selection.selector import Schedule, Selection

@@ -23,10 +23,9 @@ from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, CoownedError, InputError
 from coowned.files import write_file
 from coowned.mechanism.mechanism import Mechanism
-from coowned.runs import graph_summary
+from coowned.runs import records
 from coowned.runs.config import TrainConfig, reasons_in
-from coowned.runs.graph_summary import GraphSummary
-from coowned.runs.records import COVERED, AuditRecord, RunRecord, read_json
+from coowned.runs.records import COVERED, AuditRecord, GraphSummary, RunRecord, read_json
 from coowned.selection.selection_files import read_selection
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.plan import RunPlan, claim_terms, plan_digest
@@ -227,12 +226,12 @@ class StoredRun:
 
     def graph_summary(self) -> GraphSummary:
         """Returns counts of the graph before and after selection; InputError if the run stored none."""
-        if graph_summary.NAME not in self.record.files:
+        if records.NAME not in self.record.files:
             raise InputError("this run was written by a version that stored no counts of the graph")
         return _parsed(
             self.path,
             self.record,
-            graph_summary.NAME,
+            records.NAME,
             lambda text: codec.decode_json(GraphSummary, text, name="counts of the graph"),
         )
 

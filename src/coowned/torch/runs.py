@@ -13,8 +13,7 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.content.example_table import ExampleTable
 from coowned.errors import InputError
 from coowned.finished_run import Run
-from coowned.runs.keywords import FitKeywords
-from coowned.runs.settings import MechanismSettings, Optimizer, PrivacySettings, RunSettings
+from coowned.runs.settings import FitKeywords, MechanismSettings, Optimizer, PrivacySettings, RunSettings
 from coowned.selection.selector import Schedule, Selection, Selector
 from coowned.torch.model import TorchModel
 from coowned.torch.pretrained import FREEZES, read_pretrained

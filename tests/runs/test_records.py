@@ -3,7 +3,7 @@ import pytest
 
 from coowned import AttributionGraph, Greedy, GreedyMinSeparation, GreedyWithDuplicates, Selection
 from coowned.codec import decode_json
-from coowned.runs.graph_summary import GraphSummary
+from coowned.runs.records import GraphSummary
 
 ROWS = [[i % 23] if i % 3 else sorted({i % 23, (7 * i + 1) % 23, (5 * i) % 19}) for i in range(150)] + [[]]
 SELECTORS = [
