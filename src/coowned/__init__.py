@@ -43,7 +43,7 @@ _NAMES = {
     "training.covered": "CoveredFigures",
     "content.data": "FeatureTable",
     "runs.settings": "PrivacySettings MechanismSettings Optimizer RunSettings",
-    "runs.given_selection": "read_selection",
+    "runs.inputs": "read_selection",
     "fitting": "fit",
     "tuning": "tune",
     "finished_run": "Run open_run",

@@ -56,7 +56,7 @@ from coowned.models.jax_model import JaxModel as JaxModel
 from coowned.models.linear_regression import LinearRegression as LinearRegression
 from coowned.models.logistic_regression import LogisticRegression as LogisticRegression
 from coowned.models.text_classifier import TextClassifier as TextClassifier
-from coowned.runs.given_selection import read_selection as read_selection
+from coowned.runs.inputs import read_selection as read_selection
 from coowned.runs.settings import MechanismSettings as MechanismSettings
 from coowned.runs.settings import Optimizer as Optimizer
 from coowned.runs.settings import PrivacySettings as PrivacySettings

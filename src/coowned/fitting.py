@@ -25,7 +25,7 @@ from coowned.progress_display import Announce, is_watched, to_stderr, training
 from coowned.report.verdict import qualities
 from coowned.runs.config import GIVEN, TrainConfig
 from coowned.runs.configured_run import Given, Select, run_configuration
-from coowned.runs.given_selection import of_train_split
+from coowned.runs.inputs import of_train_split
 from coowned.runs.launch import Told, train_in_processes
 from coowned.runs.ledger import NAME as LEDGER
 from coowned.runs.run_folder import RunFolder

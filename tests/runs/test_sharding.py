@@ -16,8 +16,7 @@ from coowned.cli.main import run
 from coowned.content.hashed_text import hash_texts
 from coowned.content.splits import train_graph
 from coowned.runs.config import TrainConfig
-from coowned.runs.given_data import kept_arrays, read_examples
-from coowned.runs.sharding import write_shards
+from coowned.runs.inputs import kept_arrays, read_examples, write_shards
 from coowned.runs.stored_run import StoredRun
 from coowned.selection.shards import MANIFEST, Manifest, file_entry, read_shards
 

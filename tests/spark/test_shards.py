@@ -7,7 +7,7 @@ from tests.spark.conftest import lists_of_users
 
 import coowned as co
 from coowned.content.splits import train_graph
-from coowned.runs.sharding import write_shards as write_locally
+from coowned.runs.inputs import write_shards as write_locally
 from coowned.selection.shards import read_shards
 from coowned.spark import attribute, certify, select, write_shards
 

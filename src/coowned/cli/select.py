@@ -164,7 +164,7 @@ def _run_locally(
     from coowned.attribution.statistics import heavy_users_advice
     from coowned.certificate import certificate_path_of, certify
     from coowned.content.splits import train_graph
-    from coowned.runs.sharding import write_shards
+    from coowned.runs.inputs import write_shards
     from coowned.selection.selection_files import write_selection
 
     targets = output, certificate_path_of(output), *([] if shards is None else [shards])

@@ -28,8 +28,7 @@ from coowned.models.model import Content, Model, Task, num_parameters, num_score
 from coowned.progress import Progress
 from coowned.runs import records
 from coowned.runs.config import GIVEN, TrainConfig
-from coowned.runs.given_data import kept_arrays, read_examples, summary_of
-from coowned.runs.given_selection import Select, select_for, with_shape
+from coowned.runs.inputs import Select, kept_arrays, read_examples, select_for, summary_of, with_shape
 from coowned.runs.records import COVERED
 from coowned.runs.run_folder import RunFolder, code_digest, machine
 from coowned.runs.stored_run import StoredRun

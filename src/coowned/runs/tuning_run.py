@@ -38,7 +38,7 @@ from coowned.runs.configured_run import (
     mechanism_of,
     run_configuration,
 )
-from coowned.runs.given_selection import select_for, with_shape
+from coowned.runs.inputs import select_for, with_shape
 from coowned.runs.ledger import NAME as LEDGER
 from coowned.runs.ledger import enter
 from coowned.runs.records import RunRecord, read_json
