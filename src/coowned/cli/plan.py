@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from coowned.accounting.choices import Choice, Plan
     from coowned.attribution.sources import DataSource
     from coowned.runs.config import TrainConfig
-    from coowned.runs.config_plan import Attempted
+    from coowned.runs.defaults import Attempted
 
 
 _Config = Annotated[
@@ -194,7 +194,7 @@ def _sections_of(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _check_target(config: "TrainConfig | None", given: dict[str, Any], *, from_file: bool) -> None:
     """Refuses a plan without epsilon or delta."""
-    from coowned.runs.config_plan import plan_settings
+    from coowned.runs.defaults import plan_settings
 
     known = given if config is None else {**plan_settings(config), **given}
     for name in ("epsilon", "delta"):
@@ -205,7 +205,7 @@ def _check_target(config: "TrainConfig | None", given: dict[str, Any], *, from_f
 def _attempted(
     source: "DataSource", config: "TrainConfig | None", given: dict[str, Any], *, complete: bool
 ) -> "Attempted":
-    from coowned.runs.config_plan import Attempted, attempts_for
+    from coowned.runs.defaults import Attempted, attempts_for
 
     with show.progress("reading") as progress:
         examples = source.read(progress, content=False)
