@@ -22,7 +22,7 @@ from coowned.cli import main
 from coowned.content.splits import split_examples
 from coowned.exact.keys import RunKey
 from coowned.models.python_model import PythonModel
-from coowned.report import verdict
+from coowned.report import summary
 from coowned.runs import configured_run
 from coowned.runs.config import TrainConfig
 from coowned.runs.configured_run import run_configuration
@@ -637,4 +637,4 @@ def test_classes_that_match_no_label(tmp_path):
     finished = co.open_run(tmp_path / "RUN")
     assert finished.guarantee.epsilon <= 8
     assert finished.claim.run_id in (tmp_path / NAME).read_text()  # before the error, so that it counts
-    assert "labels are not among the classes 'Work' or 'Home'" in str(verdict.sentences(finished.evaluations(), None))
+    assert "labels are not among the classes 'Work' or 'Home'" in str(summary.sentences(finished.evaluations(), None))

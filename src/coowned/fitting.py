@@ -22,7 +22,7 @@ from coowned.mechanism.registry import training_kind_for
 from coowned.models.model import Specification
 from coowned.progress import Progress, reporting
 from coowned.progress_display import Announce, is_watched, to_stderr, training
-from coowned.report.verdict import qualities
+from coowned.report.summary import qualities
 from coowned.runs.config import GIVEN, TrainConfig
 from coowned.runs.configured_run import Given, Select, run_configuration
 from coowned.runs.inputs import of_train_split

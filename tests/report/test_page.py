@@ -27,7 +27,7 @@ from coowned.accounting import planning
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.audit.bob import Measured
 from coowned.audit.retraining import MeasuredLeak
-from coowned.report import charts
+from coowned.report import figures
 from coowned.report.figures import Mark
 from coowned.report.page import write_plan, write_report
 from coowned.runs.stored_run import StoredRun
@@ -42,8 +42,8 @@ SECRETS = (
 def read(place: Path) -> str:
     """The page without the chart library, which is the same for everybody."""
     text = place.read_text(encoding="utf-8")
-    assert charts.bundle() in text
-    return text.replace(charts.bundle(), "")
+    assert figures.bundle() in text
+    return text.replace(figures.bundle(), "")
 
 
 def without_names(text: str) -> str:
@@ -409,7 +409,7 @@ def test_whole_or_none(copy, monkeypatch):
     def broken() -> str:
         raise OSError(28, "no space left on device")
 
-    monkeypatch.setattr(charts, "bundle", broken)
+    monkeypatch.setattr(figures, "bundle", broken)
     with pytest.raises(OSError, match="no space"):
         write_report(folder)
     assert (folder / "report.html").read_bytes() == before

@@ -12,8 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute
 
-from coowned.attribution import graph
-from coowned.attribution.graph import AttributionGraph, drop_users
+from coowned.attribution.graph import AttributionGraph, drop_users, group_pairs, take_rows
 from coowned.attribution.identifiers import Location, as_identifiers, first_true, type_of_ids
 from coowned.attribution.user_keys import (
     Aliases,
@@ -397,7 +396,7 @@ def _merge_copies(
     example = np.asarray(encoded.indices)  # (rows,)
     is_first = np.zeros(len(ids), dtype=bool)
     is_first[np.unique(example, return_index=True)[1]] = True
-    new_indptr, grouped = graph.group_pairs(np.repeat(example, np.diff(indptr)), codes, len(encoded.dictionary))
+    new_indptr, grouped = group_pairs(np.repeat(example, np.diff(indptr)), codes, len(encoded.dictionary))
     return encoded.dictionary, new_indptr, grouped, payload.filter(pa.array(is_first))
 
 
@@ -442,5 +441,5 @@ def _expand(
     indptr: np.ndarray, codes: np.ndarray, spelling_indptr: np.ndarray, spelling_users: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Replaces each spelling by its users: the address of a list by its members."""
-    ends, users = graph.take_rows(spelling_indptr, spelling_users, codes)
+    ends, users = take_rows(spelling_indptr, spelling_users, codes)
     return ends[indptr], users

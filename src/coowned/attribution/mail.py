@@ -12,8 +12,8 @@ import polars as pl
 import pyarrow as pa
 
 from coowned import validate
-from coowned.attribution import graph
 from coowned.attribution.examples import AttributedExamples, ExampleBuilder, Mentions, MentionsBuilder, Origin
+from coowned.attribution.graph import connected_components, group_pairs, sort_and_collapse_rows, take_rows
 from coowned.attribution.mail_addresses import named_addresses, parse_addresses
 from coowned.attribution.mail_bodies import BODY_FIELDS, body_text
 from coowned.attribution.mail_boxes import RawMessage, folder_files, is_mail_head, raw_messages
@@ -298,9 +298,9 @@ class _Mailbox:
         indptr, codes, spellings = self.builder.mentions()
         thread = self._threads(spellings)
         num_threads = int(thread.max(initial=-1)) + 1
-        grouped = graph.group_pairs(np.repeat(thread, np.diff(indptr)), codes, num_threads)
-        by_thread, users = graph.sort_and_collapse_rows(*grouped)
-        return Mentions(*graph.take_rows(by_thread, users, thread), spellings)
+        grouped = group_pairs(np.repeat(thread, np.diff(indptr)), codes, num_threads)
+        by_thread, users = sort_and_collapse_rows(*grouped)
+        return Mentions(*take_rows(by_thread, users, thread), spellings)
 
     def _threads(self, addresses: pa.Array) -> np.ndarray:
         """Returns the (messages,) thread of each message, from 0; messages that mention one id share a thread."""
@@ -313,7 +313,7 @@ class _Mailbox:
         is_person = (ids.str.to_lowercase().is_in(people.implode()) & ~ids.is_in(own_ids.implode())).to_numpy()
         joins = ~is_person[mentioned]
         ends, mentioned = np.concatenate([[0], np.cumsum(joins)])[indptr], mentioned[joins]
-        component = graph.connected_components(ends, mentioned, len(ids))  # (ids,)
+        component = connected_components(ends, mentioned, len(ids))  # (ids,)
         thread = len(ids) + np.arange(len(indptr) - 1)  # a message without references is its own thread
         connected = np.diff(ends) > 0
         thread[connected] = component[mentioned[ends[:-1][connected]]]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.graph import AttributionGraph, connected_components
 
 MOST_LISTED = 10  # heaviest users that are looked at
 _BOUNDS = (1, 3, 10)
@@ -57,7 +57,7 @@ class GraphStatistics:
             of_counts |= figures_of(name, *np.unique(counts, return_counts=True))
         heaviest = _heaviest(examples_per_user)
         heavy = HeavyUsers.of(graph, heaviest)
-        component = graph.connected_components(graph.indptr, graph.users, graph.num_users)
+        component = connected_components(graph.indptr, graph.users, graph.num_users)
         _, component_of_user, component_users = np.unique(component, return_inverse=True, return_counts=True)
         first_user = graph.users[graph.indptr[:-1][users_per_example > 0]]
         component_examples = np.bincount(component_of_user[first_user], minlength=len(component_users))

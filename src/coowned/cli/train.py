@@ -154,8 +154,7 @@ def _configuration(
 
 def show_run(run: "StoredRun", json: bool, seconds: float) -> None:
     from coowned import codec
-    from coowned.report.summary import next_steps
-    from coowned.report.verdict import sentences
+    from coowned.report.summary import next_steps, sentences
 
     splits, noise = run.evaluations(), run.signal_to_noise
     verdict = [*sentences(splits, run.metrics()), noise.verdict()] if noise else sentences(splits, None)

@@ -8,9 +8,8 @@ from coowned.accounting.statement import by_number_of_copies, interval, rounded_
 from coowned.attribution.statistics import class_name
 from coowned.errors import UncertifiableError
 from coowned.progress import counted
-from coowned.report import charts
-from coowned.report.charts import Axis
-from coowned.report.figures import Columns, Figure, Mark, Row, percent, shown
+from coowned.report import figures as draw
+from coowned.report.figures import Axis, Columns, Figure, Mark, Row, percent, shown
 from coowned.runs.records import CountClass, GraphSummary
 from coowned.runs.stored_run import StoredRun
 
@@ -32,7 +31,7 @@ def levels(run: StoredRun) -> Figure:
         title = f"How many copies people are in: no guarantee ({run.reason})"
         reading = f"There is no guarantee ({run.reason}), so no level has an epsilon."
     return Figure.drawn(
-        charts.bars,
+        draw.bars,
         name="levels",
         title=title,
         mark=Mark.GRAPH,
@@ -41,7 +40,7 @@ def levels(run: StoredRun) -> Figure:
         reading=reading,
         x=Axis("label", "copies a person is in" + (" (and their epsilon)" if run.claims else "")),
         y=Axis("share", "share of people"),
-        colours={"": charts.colour_of(run.selector)},
+        colours={"": draw.colour_of(run.selector)},
     )
 
 
@@ -106,7 +105,7 @@ def _histograms(run: StoredRun, classes: Sequence[CountClass], *, what: str, of:
         for series, count, total in zip((_BEFORE, _AFTER), counts, totals, strict=True)
     ]
     return Figure.drawn(
-        charts.bars,
+        draw.bars,
         name=what.replace(" ", "-"),
         title=f"{what.capitalize()}, before and after selection",
         mark=Mark.GRAPH,
@@ -116,7 +115,7 @@ def _histograms(run: StoredRun, classes: Sequence[CountClass], *, what: str, of:
         x=Axis("class", what),
         y=Axis("share", of),
         series="series",
-        colours={_BEFORE: charts.NEUTRAL, _AFTER: charts.colour_of(run.selector)},
+        colours={_BEFORE: draw.NEUTRAL, _AFTER: draw.colour_of(run.selector)},
     )
 
 
@@ -129,7 +128,7 @@ def size_against_bound(run: StoredRun) -> Figure:
         {"what": "proven maximum", "copies": bound, "text": shown(bound), "share": "100%"},
     ]
     return Figure.drawn(
-        charts.horizontal_bars,
+        draw.horizontal_bars,
         name="size",
         title="Copies selected, against the proven bound",
         mark=Mark.GRAPH,
@@ -139,7 +138,7 @@ def size_against_bound(run: StoredRun) -> Figure:
         f"proven by {run.selector} in exact arithmetic.",
         x=Axis("copies", "copies"),
         y="what",
-        colours=(charts.colour_of(run.selector), charts.NEUTRAL),
+        colours=(draw.colour_of(run.selector), draw.NEUTRAL),
     )
 
 
@@ -200,8 +199,8 @@ def trade_off(rows: Sequence[Row], *, chosen: str, mean_users: float) -> list[Fi
     shown_rows = [{**row, "chosen_text": chosen if row["chosen"] else "–"} for row in rows]
     figures = []
     for name, title, key, title_y, format_y, reading in (
-        ("size", "Bound and size", "size", "copies in the training set", charts.NUMBER, "A larger bound lets more in."),
-        ("noise", "Bound and noise", "noise", "effective noise multiplier", charts.NUMBER,
+        ("size", "Bound and size", "size", "copies in the training set", draw.NUMBER, "A larger bound lets more in."),
+        ("noise", "Bound and noise", "noise", "effective noise multiplier", draw.NUMBER,
          "A larger bound needs more noise, a larger training set less. Correlated noise counts as independent noise of "
          "the same error."),
         ("bias", "Bound and bias", "mean", "users per copy", ".2~f",
@@ -211,7 +210,7 @@ def trade_off(rows: Sequence[Row], *, chosen: str, mean_users: float) -> list[Fi
         if drawn:
             figures.append(
                 Figure.drawn(
-                    charts.trade_off,
+                    draw.trade_off,
                     name=f"trade-off-{name}",
                     title=title,
                     mark=Mark.GRAPH,

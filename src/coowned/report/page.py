@@ -17,8 +17,8 @@ from coowned.errors import InputError
 from coowned.extras import require
 from coowned.files import whole_files
 from coowned.progress import counted
-from coowned.report import charts, graph_figures
-from coowned.report.figures import Figure, Mark, charts_json, shown
+from coowned.report import graph_figures
+from coowned.report.figures import Figure, Mark, bundle, charts_json, shown
 from coowned.report.run_page import gather
 from coowned.runs.stored_run import StoredRun
 
@@ -108,7 +108,7 @@ def write_plan(plan: Plan, output: str | os.PathLike[str]) -> Path:
 
 def _render(name: str, figures: Iterable[Figure], marks: Sequence[Mark], **values: Any) -> str:
     figures = list(figures)
-    script = f"{charts.bundle()}\n{_resource('page.js')}"
+    script = f"{bundle()}\n{_resource('page.js')}"
     if "</script" in script.lower():
         raise InputError("the chart bundle cannot be embedded in a page; install another version of vl-convert-python")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -12,10 +12,9 @@ from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.accounting.terms import OTHER_ADJACENCY
 from coowned.errors import UncertifiableError
 from coowned.progress import counted
-from coowned.report import charts
-from coowned.report.charts import Axis
-from coowned.report.figures import Columns, Figure, Mark, Row, percent_up, shown
-from coowned.report.verdict import clipping
+from coowned.report import figures as draw
+from coowned.report.figures import Axis, Columns, Figure, Mark, Row, percent_up, shown
+from coowned.report.summary import clipping
 from coowned.runs.stored_run import StoredRun
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ _FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5)
 _CURVE_POINTS = 25
 _SMALLEST_DELTA = 1e-14  # smaller values are not drawn
 _MOST_STEPS = 120  # points of a training curve
-_FORMATS = {"accuracy": "%", "loss": charts.NUMBER}
+_FORMATS = {"accuracy": "%", "loss": draw.NUMBER}
 
 
 def delta_curve(run: StoredRun) -> Figure:
@@ -51,7 +50,7 @@ def delta_curve(run: StoredRun) -> Figure:
             if _SMALLEST_DELTA <= delta < 1  # a delta of 1 is no information, or could not be certified
         ]
     return Figure.drawn(
-        charts.curves,
+        draw.curves,
         name="delta-curve",
         title="The whole guarantee: delta at every epsilon",
         mark=Mark.COVERED,
@@ -62,7 +61,7 @@ def delta_curve(run: StoredRun) -> Figure:
         x=Axis("epsilon", "epsilon"),
         y=Axis("delta", "delta", format=".0e", log=True),
         series="series",
-        colours=dict(zip(names, (charts.colour_of(run.selector), charts.NEUTRAL), strict=True)),
+        colours=dict(zip(names, (draw.colour_of(run.selector), draw.NEUTRAL), strict=True)),
         ring=(claim.epsilon, claim.delta),
     )
 
@@ -83,7 +82,7 @@ def tiers(run: StoredRun) -> Figure | None:
         return None
     adjacency, delta = run.claim.adjacency, run.claim.delta
     return Figure.drawn(
-        charts.horizontal_bars,
+        draw.horizontal_bars,
         name="tiers",
         title="What each tier is promised",
         mark=Mark.COVERED,
@@ -98,7 +97,7 @@ def tiers(run: StoredRun) -> Figure | None:
         f"{adjacency} adjacency, with the unit and delta ({delta:.12g}) of the claim, which is for the worst-off tier.",
         x=Axis("epsilon", f"epsilon ({adjacency})"),
         y="label",
-        colours=[charts.colour_of(run.selector)] * len(rows),
+        colours=[draw.colour_of(run.selector)] * len(rows),
     )
 
 
@@ -131,7 +130,7 @@ def membership(run: StoredRun) -> Figure:
                 }
             )
     return Figure.drawn(
-        charts.curves,
+        draw.curves,
         name="membership",
         title="What a membership attack could find",
         mark=Mark.COVERED,
@@ -142,7 +141,7 @@ def membership(run: StoredRun) -> Figure:
         x=Axis("rate", "wrongly accused (false-positive rate)", format="~%", log=True, ticks=_FALSE_POSITIVE_RATES),
         y=Axis("found", "rightly found (true-positive rate)", format="%"),
         series="series",
-        colours={"any attack, at most": charts.colour_of(run.selector), "guessing": charts.NEUTRAL},
+        colours={"any attack, at most": draw.colour_of(run.selector), "guessing": draw.NEUTRAL},
     )
 
 
@@ -152,10 +151,10 @@ def training_curves(run: StoredRun, metrics: pl.DataFrame) -> list[Figure]:
     kept = metrics.gather_every(every)
     figures = []
     for key, title, title_y, format_y, reading in (
-        ("loss", "Training loss", "loss before the step", charts.NUMBER, "The mean over the batch that was drawn."),
+        ("loss", "Training loss", "loss before the step", draw.NUMBER, "The mean over the batch that was drawn."),
         ("clipped_share", "Clipped gradients", "share of copies clipped", "%",
          f"How many gradients were longer than the clip norm.{(clipped and f' {clipped}') or ''}"),
-        ("copies", "Drawn batch sizes", "copies drawn", charts.NUMBER,
+        ("copies", "Drawn batch sizes", "copies drawn", draw.NUMBER,
          "How many copies were drawn; sums are divided by the public batch size, never by this."),
     ):  # fmt: skip
         if key not in kept.columns:
@@ -170,7 +169,7 @@ def training_curves(run: StoredRun, metrics: pl.DataFrame) -> list[Figure]:
         columns: Columns = (("step_text", "step"), ("text", title_y))
         figures.append(
             Figure.drawn(
-                charts.curves,
+                draw.curves,
                 name=f"training-{key.replace('_', '-')}",
                 title=titled(run, title),
                 mark=Mark.PRIVATE,
@@ -179,7 +178,7 @@ def training_curves(run: StoredRun, metrics: pl.DataFrame) -> list[Figure]:
                 reading=reading if every == 1 else f"{reading} One stored step in {every} is shown.",
                 x=Axis("step", "step"),
                 y=Axis("value", title_y, format=format_y, zero=key != "loss"),
-                colours={"": charts.colour_of(run.selector)},
+                colours={"": draw.colour_of(run.selector)},
             )
         )
     return figures
@@ -202,10 +201,10 @@ def utility_by_users(run: StoredRun, splits: dict[str, pl.DataFrame]) -> Figure 
         return None
     order = {name: number for number, name in enumerate(["all", *map(str, range(1000))])}
     rows.sort(key=lambda row: order.get(row["users"], len(order)))
-    colours = {"validation": charts.NEUTRAL, "test": charts.colour_of(run.selector)}
+    colours = {"validation": draw.NEUTRAL, "test": draw.colour_of(run.selector)}
     measure = rows[0]["measure"]
     return Figure.drawn(
-        charts.intervals,
+        draw.intervals,
         name="utility-by-users",
         title=titled(run, f"{measure.capitalize()} by users per example"),
         mark=Mark.PRIVATE,
@@ -216,7 +215,7 @@ def utility_by_users(run: StoredRun, splits: dict[str, pl.DataFrame]) -> Figure 
         x=Axis("users", "users per example"),
         y=Axis("value", measure, format=_FORMATS[measure]),
         series="split",
-        colours={name: colours.get(name, charts.NEUTRAL) for name in dict.fromkeys(row["split"] for row in rows)},
+        colours={name: colours.get(name, draw.NEUTRAL) for name in dict.fromkeys(row["split"] for row in rows)},
         beside="split",
     )
 
@@ -278,7 +277,7 @@ def utility_by_epsilon(run: StoredRun, also: Sequence[StoredRun]) -> Figure | No
         return None
     measure = rows[0]["measure"]
     return Figure.drawn(
-        charts.intervals,
+        draw.intervals,
         name="utility-by-epsilon",
         title=f"{measure.capitalize()} against epsilon, over several runs",
         mark=Mark.PRIVATE,
@@ -290,7 +289,7 @@ def utility_by_epsilon(run: StoredRun, also: Sequence[StoredRun]) -> Figure | No
         x=Axis("epsilon", "epsilon"),
         y=Axis("value", f"test {measure}", format=_FORMATS[measure]),
         series="selector",
-        colours={name: charts.colour_of(name) for name in dict.fromkeys(row["selector"] for row in rows)},
+        colours={name: draw.colour_of(name) for name in dict.fromkeys(row["selector"] for row in rows)},
         beside="run",
     )
 
@@ -318,7 +317,7 @@ def audit(run: StoredRun, measured: float | None, *, verdict: str | None = None)
         else "Many runs of the mechanism with the audit’s own keys and worst-case users."
     )
     return Figure.drawn(
-        charts.horizontal_bars,
+        draw.horizontal_bars,
         name="audit-canaries" if canaries else "audit",
         title="Measured leakage and claim: " + ("canaries" if canaries else "mechanism"),
         mark=Mark.PRIVATE if canaries else Mark.COVERED,
@@ -328,7 +327,7 @@ def audit(run: StoredRun, measured: float | None, *, verdict: str | None = None)
         f"itself. {verdict or ''} Claimed: {run.headline}.".replace("  ", " "),
         x=Axis("epsilon", "epsilon"),
         y="what",
-        colours=(charts.NEUTRAL, charts.colour_of(run.selector)),
+        colours=(draw.NEUTRAL, draw.colour_of(run.selector)),
     )
 
 
@@ -338,7 +337,7 @@ def bob(measured: "Measured") -> Figure:
     rows = [{"models": name, "answer": score} for name, found in scores.items() for score in found]
     verdict = "the claim is not refuted" if measured.claim_holds else "the claim is not true for Bob"
     return Figure.drawn(
-        charts.ticks,
+        draw.ticks,
         name=f"bob-{measured.attribution}",
         title=f"E-mails {measured.title}: {verdict}",
         mark=Mark.PRIVATE,

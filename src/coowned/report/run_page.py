@@ -16,8 +16,7 @@ from coowned.accounting.terms import OTHER_ADJACENCY
 from coowned.errors import CoownedError, InputError
 from coowned.report import graph_figures, run_figures
 from coowned.report.figures import Figure, Mark, percent, shown
-from coowned.report.summary import next_steps
-from coowned.report.verdict import Quality, qualities, sentences
+from coowned.report.summary import Quality, next_steps, qualities, sentences
 from coowned.runs.records import GraphSummary
 from coowned.runs.settings import ReportSettings
 from coowned.runs.stored_run import StoredRun

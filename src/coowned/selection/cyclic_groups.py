@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import threads, validate
-from coowned.attribution import graph as attribution_kernels
-from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.graph import AttributionGraph, sort_and_collapse_rows, transpose
 from coowned.attribution.options import Option
 from coowned.progress import Progress, silent
 from coowned.selection.greedy import Greedy
@@ -125,7 +124,7 @@ class CyclicGroups(BoundedSelector):
         chosen = free.copies[rows.examples] > 0  # (rows,)
         indptr = np.concatenate([[0], np.cumsum(np.diff(rows.indptr)[chosen])])
         users = label[rows.users[np.repeat(chosen, np.diff(rows.indptr))]]
-        indptr, users = attribution_kernels.sort_and_collapse_rows(indptr, users)
+        indptr, users = sort_and_collapse_rows(indptr, users)
         active, users = np.unique(users, return_inverse=True)  # of the users, those who are in a row
         copies = free.copies[rows.examples[chosen]].astype(np.int64)  # (chosen,)
         shares = np.repeat(_WEIGHT // np.maximum(np.diff(indptr), 1) * copies, np.diff(indptr))  # (pairs,)
@@ -196,7 +195,7 @@ def _by_label_propagation(
     groups = _lightest_first(total, num_groups)[cluster]
     held = np.bincount(groups, weights=weights, minlength=num_groups).astype(np.int64)
     rows = np.empty(len(users), np.int64)
-    user_indptr = attribution_kernels.transpose(indptr, users, len(weights), rows)
+    user_indptr = transpose(indptr, users, len(weights), rows)
     for _ in range(_ROUNDS):
         if not _move_users(indptr, users, user_indptr, rows, weights, int(mean * (1 + _IMBALANCE)), groups, held):
             break

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import scipy.sparse
 
 from coowned import validate
-from coowned.attribution import graph as attribution_kernels
-from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.graph import AttributionGraph, take_rows
 from coowned.attribution.options import Option
 from coowned.errors import InputError
 from coowned.progress import Progress
@@ -106,7 +105,7 @@ def _solve(
     rows, which = highs_program.distinct_rows(core.user_indptr, core.items)
     capacity = core.capacity[rows].copy()
     np.minimum.at(capacity, which, core.capacity)  # users with equal items may have unequal capacity left
-    indptr, items = attribution_kernels.take_rows(core.user_indptr, core.items, rows)
+    indptr, items = take_rows(core.user_indptr, core.items, rows)
     program = highs_program.Program(
         cost=-np.ones(core.num_items),
         upper=core.limits().astype(np.float64),

@@ -22,7 +22,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from coowned.attribution import graph as attribution_kernels
+from coowned.attribution.graph import take_rows, transpose
 from coowned.progress import Progress
 from coowned.selection.order import OrderedRows
 
@@ -76,7 +76,7 @@ class Packing(NamedTuple):
         return self._replace(
             indptr=indptr,
             users=users,
-            user_indptr=attribution_kernels.transpose(indptr, users, self.num_users, items),
+            user_indptr=transpose(indptr, users, self.num_users, items),
             items=items,
             num_first=self.num_items,
             first_limit=1,
@@ -95,7 +95,7 @@ def pack(rows: OrderedRows, num_users: int, *, contribution_bound: int | npt.NDA
     return Packing(
         indptr=rows.indptr,
         users=rows.users,
-        user_indptr=attribution_kernels.transpose(rows.indptr, rows.users, num_users, items),
+        user_indptr=transpose(rows.indptr, rows.users, num_users, items),
         items=items,
         capacity=np.broadcast_to(contribution_bound, num_users).astype(np.int32),
         num_first=len(rows.examples),
@@ -138,13 +138,13 @@ def peel(packing: Packing, progress: Progress) -> Peeled:
     _core_rows(packing.indptr, packing.users, core_items, label, users)
     progress(0.7, "grouping the core by user")
     items = np.empty(len(users), core_items.dtype)
-    user_indptr = attribution_kernels.transpose(indptr, users, len(core_users), items)
+    user_indptr = transpose(indptr, users, len(core_users), items)
     keys = np.empty(len(core_users), np.uint64)
     user_keys(user_indptr, items, state.room[core_users], keys)
     by_key = np.argsort(keys, kind="stable")
     rows = by_key[_by_length(np.diff(user_indptr)[by_key])]
-    user_indptr, sorted_items = attribution_kernels.take_rows(user_indptr, items, rows)
-    attribution_kernels.transpose(user_indptr, sorted_items, len(core_items), users)
+    user_indptr, sorted_items = take_rows(user_indptr, items, rows)
+    transpose(user_indptr, sorted_items, len(core_items), users)
     core_users = core_users[rows]
     core = packing._replace(
         indptr=indptr,

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import threads
-from coowned.attribution import graph as attribution_kernels
+from coowned.attribution.graph import take_rows, transpose
 from coowned.progress import Progress
 from coowned.selection.packing import Packing
 
@@ -165,13 +165,13 @@ def _without(problem: _Problem, open_items: npt.NDArray[Any], full_items: npt.ND
     copies = np.zeros(packing.num_items, np.int32)
     copies[full_items] = packing.limits()[full_items]
     loads(packing.indptr, packing.users, copies, capacity)
-    indptr, users = attribution_kernels.take_rows(packing.indptr, packing.users, open_items)
+    indptr, users = take_rows(packing.indptr, packing.users, open_items)
     items = np.empty(len(users), packing.items.dtype)
     return _Problem.of(
         packing._replace(
             indptr=indptr,
             users=users,
-            user_indptr=attribution_kernels.transpose(indptr, users, packing.num_users, items),
+            user_indptr=transpose(indptr, users, packing.num_users, items),
             items=items,
             capacity=capacity,
             num_first=int(np.searchsorted(open_items, packing.num_first)),

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
-from coowned.attribution import graph as attribution_kernels
-from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.graph import AttributionGraph, take_rows
 from coowned.attribution.options import Option
 from coowned.errors import InfeasibleScheduleError
 from coowned.progress import Progress
@@ -102,7 +101,7 @@ class PricedMinSeparation(SeparatedSelector):
         self, graph: AttributionGraph, examples: npt.NDArray[np.int64], progress: Progress
     ) -> npt.NDArray[np.int64]:
         """Returns the (iterations, batch_size) copy in each slot."""
-        indptr, users = attribution_kernels.take_rows(graph.indptr, graph.users, examples)
+        indptr, users = take_rows(graph.indptr, graph.users, examples)
         pacing = _Pacing(
             indptr=indptr,
             users=users,

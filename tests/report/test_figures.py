@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from coowned.report import charts
+from coowned.report import figures
 from coowned.report.figures import Figure, Mark, charts_json
 from coowned.selection.registry import CLASSES
 
@@ -16,16 +16,16 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("colour", [*charts.SELECTOR_COLOURS.values(), charts.NEUTRAL, charts.ALARM])
+@pytest.mark.parametrize("colour", [*figures.SELECTOR_COLOURS.values(), figures.NEUTRAL, figures.ALARM])
 def test_colours_hold_on_both_backgrounds(colour: str):
-    for background in (charts.LIGHT_BACKGROUND, charts.DARK_BACKGROUND):
+    for background in (figures.LIGHT_BACKGROUND, figures.DARK_BACKGROUND):
         low, high = sorted([luminance(colour), luminance(background)])
         assert (high + 0.05) / (low + 0.05) >= 3
 
 
 def test_one_colour_a_selector():
-    assert set(charts.SELECTOR_COLOURS) >= set(CLASSES)
-    assert len(set(charts.SELECTOR_COLOURS.values())) == len(charts.SELECTOR_COLOURS)
+    assert set(figures.SELECTOR_COLOURS) >= set(CLASSES)
+    assert len(set(figures.SELECTOR_COLOURS.values())) == len(figures.SELECTOR_COLOURS)
 
 
 def test_the_same_colour_in_every_chart():
@@ -33,16 +33,16 @@ def test_the_same_colour_in_every_chart():
         {"selector": word, "contribution_bound": 1, "size": 5, "chosen": False}
         for word in ("priced", "greedy", "given")
     ]
-    made = charts.trade_off(rows, (), y=charts.Axis("size", "", format="d"))
+    made = figures.trade_off(rows, (), y=figures.Axis("size", "", format="d"))
     scale = made["layer"][0]["encoding"]["color"]["scale"]
     assert dict(zip(scale["domain"], scale["range"], strict=True)) == {
-        word: charts.colour_of(word) for word in ("priced", "greedy", "given")
+        word: figures.colour_of(word) for word in ("priced", "greedy", "given")
     }
 
 
 def test_text_in_a_chart_cannot_end_the_script():
     rows = [{"what": "</script><script>", "copies": 1}]
-    chart = charts.horizontal_bars(rows, (), x=charts.Axis("copies", ""), y="what", colours=["#000000"])
+    chart = figures.horizontal_bars(rows, (), x=figures.Axis("copies", ""), y="what", colours=["#000000"])
     figure = Figure(name="a", title="a", mark=Mark.GRAPH, chart=chart, columns=(("what", "w"),), rows=rows, reading="")
     text = charts_json([figure])
     assert "<" not in text
@@ -50,9 +50,9 @@ def test_text_in_a_chart_cannot_end_the_script():
 
 
 def test_no_number_that_json_lacks():
-    x, y = charts.Axis("x", ""), charts.Axis("y", "")
+    x, y = figures.Axis("x", ""), figures.Axis("y", "")
     with pytest.raises(ValueError):
-        charts.bars([{"x": "a", "y": float("nan")}], (), x=x, y=y, colours={"": "#000000"})
+        figures.bars([{"x": "a", "y": float("nan")}], (), x=x, y=y, colours={"": "#000000"})
 
 
 @pytest.mark.parametrize("largest", [2, 100, 4000])
@@ -60,7 +60,7 @@ def test_axes_read_plain_numbers(largest: int):
     import vl_convert
 
     rows = [{"what": name, "copies": number} for name, number in (("a", largest), ("b", largest // 2))]
-    chart = charts.horizontal_bars(rows, (), x=charts.Axis("copies", ""), y="what", colours=["#000000"] * 2)
+    chart = figures.horizontal_bars(rows, (), x=figures.Axis("copies", ""), y="what", colours=["#000000"] * 2)
     drawn = vl_convert.vegalite_to_svg({**chart, "width": 300})
     assert f">{largest:,}<" in drawn
     assert "e+" not in drawn
