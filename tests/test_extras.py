@@ -84,7 +84,7 @@ def test_every_module_can_be_imported_without(missing, tmp_path):
 
 NEEDS = """
 import coowned as co, coowned.torch
-from coowned.report import charts, export, page
+from coowned.report import export, figures, page
 from coowned.spark import functions, session
 from coowned.models import microbatches
 
@@ -98,7 +98,7 @@ def says(what, extra, kind=co.MissingExtraError):
 
 says(lambda: page.write_report("RUN"), "train")
 says(lambda: page.write_plan(None, "plan.html"), "train")
-says(lambda: charts.bundle(), "train")
+says(lambda: figures.bundle(), "train")
 says(lambda: microbatches.in_parts([1], 1), "train")
 says(lambda: co.Run.predict(object.__new__(co.Run), []), "train")
 says(lambda: coowned.torch.fit, "torch")

@@ -409,7 +409,7 @@ def test_whole_or_none(copy, monkeypatch):
     def broken() -> str:
         raise OSError(28, "no space left on device")
 
-    monkeypatch.setattr(figures, "bundle", broken)
+    monkeypatch.setattr("coowned.report.page.bundle", broken)
     with pytest.raises(OSError, match="no space"):
         write_report(folder)
     assert (folder / "report.html").read_bytes() == before
