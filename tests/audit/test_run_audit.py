@@ -13,8 +13,8 @@ from tests.audit import planted_bugs
 from tests.runs.run_folders import reseal, write_run
 
 from coowned import CyclicPoisson, MinSeparation, PoissonSampling, codec
-from coowned.accounting.claim_file import NO_GUARANTEE, write_claim
 from coowned.accounting.guarantee import guarantee
+from coowned.accounting.privacy_guarantee import NO_GUARANTEE, write_claim
 from coowned.attribution.graph import AttributionGraph
 from coowned.audit import run_audit
 from coowned.audit.canaries import CanaryAudit

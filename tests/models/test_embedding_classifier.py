@@ -12,7 +12,7 @@ from tests.report.readme import run_readme
 
 import coowned as co
 from coowned import InputError
-from coowned.accounting.claim_file import model_metadata
+from coowned.accounting.privacy_guarantee import model_metadata
 from coowned.accounting.statement import encoder_sentences
 from coowned.cli import main
 from coowned.models.embedding_classifier import EmbeddingClassifier

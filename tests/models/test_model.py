@@ -10,7 +10,7 @@ import pytest
 from experiments.private_abstracts import configuration, made_up_corpus
 from safetensors.numpy import load_file, save_file
 
-from coowned.accounting import claim_file
+from coowned.accounting import privacy_guarantee
 from coowned.content.splits import split_examples
 from coowned.errors import ConfigError, InputError
 from coowned.models.bert_files import refuse_private_checkpoint
@@ -108,7 +108,7 @@ def test_copied_weights_of_private_data_are_refused(corpus, tmp_path, monkeypatc
     with pytest.raises(InputError, match=match):  # another run's claim beside them does not help
         refuse_private_checkpoint(copy)
     (copy / "guarantee.json").unlink()
-    monkeypatch.setattr(claim_file, "model_metadata", lambda weights: {})
+    monkeypatch.setattr(privacy_guarantee, "model_metadata", lambda weights: {})
     assert refuse_private_checkpoint(copy) is None  # the statement inside is what tells
 
 

@@ -9,8 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from coowned import AttributionGraph, Greedy, PoissonSampling, certify, guarantee
-from coowned.accounting.claim_file import write_claim
-from coowned.accounting.privacy_guarantee import PrivacyGuarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee, write_claim
 from coowned.runs.records import RunRecord
 from coowned.training.plan import claim_terms, plan_digest
 

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file, save_file
 from tests.runs.run_folders import claim, reseal, write_run
 
 from coowned import CertificateMismatchError, InputError
-from coowned.accounting.claim_file import stated_origins
+from coowned.accounting.privacy_guarantee import stated_origins
 from coowned.runs.records import RunRecord
 from coowned.runs.run_folder import RunFolder
 from coowned.runs.stored_run import StoredRun

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
-from coowned.accounting.claim_file import NO_GUARANTEE, PUBLIC, stated_origins
+from coowned.accounting.privacy_guarantee import NO_GUARANTEE, PUBLIC, stated_origins
 from coowned.errors import InputError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from coowned import validate
-from coowned.accounting.claim_file import model_metadata
+from coowned.accounting.privacy_guarantee import model_metadata
 from coowned.attribution.examples import AttributedExamples
 from coowned.content.columns import check_label_column, feature_width
 from coowned.content.data import FeatureTable

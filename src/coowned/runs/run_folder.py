@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 import coowned
-from coowned.accounting import claim_file
+from coowned.accounting import privacy_guarantee
 from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.certificate import ContributionCertificate
 from coowned.errors import CertificateMismatchError, InputError
@@ -227,7 +227,11 @@ class RunFolder:
         """Prepares guarantee.json, which is public, and certificate.json, which holds statistics of the graph."""
         self._claim = guarantee
         self.prepare("certificate.json", (certificate.to_json() + "\n").encode())
-        self.prepare(claim_file.NAME, claim_file.write_claim(guarantee, mechanism, public=public).encode(), mode=0o644)
+        self.prepare(
+            privacy_guarantee.NAME,
+            privacy_guarantee.write_claim(guarantee, mechanism, public=public).encode(),
+            mode=0o644,
+        )
 
     def _lay_out(self) -> None:
         self._refuse_files_of_others()  # choosing S may have taken long

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 import coowned
 from coowned import codec
-from coowned.accounting import claim_file
+from coowned.accounting import privacy_guarantee
 from coowned.accounting.covered import check_bounds
 from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.signal_to_noise import SignalToNoise
@@ -95,7 +95,7 @@ class StoredRun:
             raise InputError(f"{folder}: a sweep, or a run of `train(folder=...)`, without guarantee.json; use `fit`")
         _checked(folder, record, "config.toml")
         certificate = _parsed(folder, record, "certificate.json", ContributionCertificate.from_json)
-        claim = _parsed(folder, record, claim_file.NAME, lambda text: claim_file.parse_claim(text, certificate))
+        claim = _parsed(folder, record, privacy_guarantee.NAME, lambda text: privacy_guarantee.parse_claim(text, certificate))
         run = cls(path=folder, record=record, certificate=certificate, **claim._asdict())
         _check_plan(folder, record, claim_terms(certificate, run.mechanism, run.guarantee))
         if finished:
@@ -107,7 +107,7 @@ class StoredRun:
     def statement(self) -> str:
         """Returns the privacy statement of the model."""
         if self.guarantee is None:
-            return claim_file.absent_statement(public=self.public)
+            return privacy_guarantee.absent_statement(public=self.public)
         return self.guarantee.statement(model=self.record.model)
 
     @property
@@ -294,7 +294,7 @@ def read_claim(path: str | os.PathLike[str]) -> ReleasedClaim:
 
     certificate = _parsed(folder, record, "certificate.json", ContributionCertificate.from_json)
     guarantee = _parsed(
-        folder, record, claim_file.NAME, lambda text: claim_file.parse_claim(text, certificate)
+        folder, record, privacy_guarantee.NAME, lambda text: privacy_guarantee.parse_claim(text, certificate)
     ).guarantee
     noise = _table(folder, record, "members.parquet")["noise_multiplier"].to_list()
     if guarantee.run_id != record.run_id or guarantee.noise_multiplier > sweep_noise_multiplier(noise) * (1 + 1e-9):
@@ -335,7 +335,7 @@ def _check_model(folder: Path, record: RunRecord, statement: str | None) -> None
     """Checks that a model file has its run's plan and statement (None: the text is of another version)."""
     file = folder / "model.safetensors"
     _checked(folder, record, file.name)
-    metadata = claim_file.model_metadata(file)
+    metadata = privacy_guarantee.model_metadata(file)
     stated = statement is None or metadata.get("statement") == statement
     if not stated or metadata.get("plan") != plan_digest(record.plan):
         raise CertificateMismatchError(

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from coowned import validate
-from coowned.accounting.claim_file import absent_statement
-from coowned.accounting.privacy_guarantee import PrivacyGuarantee
+from coowned.accounting.privacy_guarantee import PrivacyGuarantee, absent_statement
 from coowned.accounting.signal_to_noise import SignalToNoise
 from coowned.attribution.graph import AttributionGraph
 from coowned.certificate import ContributionCertificate
