@@ -27,8 +27,7 @@ _NAMES = {
     "accounting.calculators": "epsilon calibrate epsilon_curve gaussian_dp true_positive_rate_bound "
     "sweep_noise_multiplier",
     "accounting.privacy_guarantee": "PrivacyGuarantee",
-    "accounting.guarantee": "guarantee",
-    "accounting.composed_guarantee": "ComposedGuarantee compose",
+    "accounting.guarantee": "guarantee ComposedGuarantee compose",
     "accounting.covered": "CoveredEvaluation",
     "accounting.choices": "Plan",
     "accounting.planning": "plan",

@@ -6,9 +6,9 @@ from coowned.accounting.calculators import sweep_noise_multiplier as sweep_noise
 from coowned.accounting.calculators import true_positive_rate_bound as true_positive_rate_bound
 from coowned.accounting.calibrate import calibrate as calibrate
 from coowned.accounting.choices import Plan as Plan
-from coowned.accounting.composed_guarantee import ComposedGuarantee as ComposedGuarantee
-from coowned.accounting.composed_guarantee import compose as compose
 from coowned.accounting.covered import CoveredEvaluation as CoveredEvaluation
+from coowned.accounting.guarantee import ComposedGuarantee as ComposedGuarantee
+from coowned.accounting.guarantee import compose as compose
 from coowned.accounting.guarantee import guarantee as guarantee
 from coowned.accounting.planning import plan as plan
 from coowned.accounting.privacy_guarantee import PrivacyGuarantee as PrivacyGuarantee

@@ -11,10 +11,9 @@ from scipy.stats import binom
 from coowned import CyclicPoisson, MinSeparation, PoissonSampling, codec
 from coowned.accounting.calculators import calibrate, epsilon, epsilon_curve, release_epsilon
 from coowned.accounting.calibrate import calibrate_release
-from coowned.accounting.composed_guarantee import compose
 from coowned.accounting.covered import CoveredEvaluation
 from coowned.accounting.gaussian import gaussian_epsilon
-from coowned.accounting.guarantee import guarantee
+from coowned.accounting.guarantee import compose, guarantee
 from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_down
 from coowned.attribution.graph import AttributionGraph

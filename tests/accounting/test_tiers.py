@@ -8,8 +8,7 @@ from scipy.stats import binom
 
 from coowned import CyclicGroups, CyclicPoisson, PoissonSampling
 from coowned.accounting import calculators
-from coowned.accounting.composed_guarantee import compose
-from coowned.accounting.guarantee import guarantee
+from coowned.accounting.guarantee import compose, guarantee
 from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_up
 from coowned.attribution.graph import AttributionGraph

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import coowned as co
-from coowned.accounting.composed_guarantee import compose
-from coowned.accounting.guarantee import guarantee
+from coowned.accounting.guarantee import compose, guarantee
 from coowned.content.splits import split_examples
 from coowned.runs.ledger import NAME, enter
 from coowned.runs.run_folder import RunFolder

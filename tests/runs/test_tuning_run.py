@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import coowned as co
-from coowned.accounting import tuned_guarantee
+from coowned.accounting import guarantee
 from coowned.exact.keys import Purpose, RunKey
 from coowned.report.page import write_report
 from coowned.runs import tuning_run
@@ -154,7 +154,7 @@ def outcome(parent, examples, drawn, monkeypatch, caplog):
     with monkeypatch.context() as patched:
         patched.setattr(tuning_run, "draw_settings", lambda key, asked: drawn)
         patched.setattr(tuning_run, "score_of", lambda run: -int(run.path.name))
-        patched.setattr(tuned_guarantee.secrets, "token_hex", lambda size: "0" * 2 * size)
+        patched.setattr(guarantee.secrets, "token_hex", lambda size: "0" * 2 * size)
         patched.setattr(RunKey, "from_operating_system", classmethod(lambda cls: cls(secret=bytes(32), seed=None)))
         asked = {"learning_rate": [0.01, 0.1, 1.0]}
         run_tuning(tuning(seed=None, grid=asked), "RUN", examples=examples)

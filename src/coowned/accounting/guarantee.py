@@ -1,21 +1,30 @@
-"""Privacy guarantees from a certificate and a mechanism, the only way to get one."""
+"""Guarantees of a run, a tuning, and runs together: from certificates and mechanisms, the only way to get one."""
 
 import dataclasses
+import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
+import msgspec
+
 import coowned
-from coowned import validate
+from coowned import codec, validate
 from coowned.accounting import calculators
 from coowned.accounting.calibrate import calibrate_release, refuse_if_never_drawn
 from coowned.accounting.covered import CoveredRelease, certified, check_held_out
 from coowned.accounting.privacy_guarantee import MADE_HERE, PrivacyGuarantee
 from coowned.accounting.proven import proven_of_run
-from coowned.accounting.terms import check_terms, refuse_large_delta
+from coowned.accounting.statement import (
+    Statement,
+    rounded_up,
+    unprotected_sentences,
+)
+from coowned.accounting.terms import OTHER_ADJACENCY, UNIT, check_terms, delta_warnings, refuse_large_delta
 from coowned.accounting.tiers import check_met, check_targets, copies_of_tiers
+from coowned.accounting.tuning import NumberOfRuns, TuningClaim
 from coowned.certificate import ContributionCertificate
-from coowned.errors import InputError, UncertifiableError
+from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.mechanism.mechanism import Mechanism, check_mechanism
 
 
@@ -195,3 +204,181 @@ class _Request:
             for mechanism, target, bound in targets
         )
         return dataclasses.replace(release, noise_multiplier=found)
+
+
+_CLOSE = 3e-3  # of epsilon: what the search may leave unused
+_TURNS = 30
+
+Claim = Callable[[float], PrivacyGuarantee]
+"""Makes the guarantee of one run alone, at an epsilon."""
+
+
+def tuned_guarantees(
+    claims: Sequence[Claim],
+    counts: Sequence[int],
+    *,
+    grid: Mapping[str, Sequence[Any]],
+    expected_runs: float,
+    epsilon: float,
+) -> list[PrivacyGuarantee]:
+    """Returns a guarantee of the whole tuning for a run with each of several settings.
+
+    All runs have the same epsilon alone, at the delta of the tuning; it is as large as the tuning's epsilon allows.
+
+    Guarantees:
+      - The tuning has the epsilon that was asked for, and uses it up to 0.3%.   (test_noise_of_a_tuning)
+
+    Args:
+      claims: for settings that the accountant tells apart.
+      counts: how many settings of the grid each stands for.
+      grid: the values of every key.
+      expected_runs: the mean of their number.
+      epsilon: of the tuning.
+    """
+    law, run_id = NumberOfRuns.geometric(expected_runs), secrets.token_hex(8)
+    whole = claims[0](epsilon)
+    untuned = whole.noise_multiplier
+    alone, low, high = epsilon / (1 + 0.15 * math.log2(1 + expected_runs)), 0.0, epsilon
+    for _ in range(_TURNS):
+        runs = [claim(alone) for claim in claims]
+        tuning = TuningClaim(
+            weights=law.weights,
+            settings=tuple(run.setting(count) for run, count in zip(runs, counts, strict=True)),
+            grid={name: list(values) for name, values in grid.items()},
+            untuned_noise_multiplier=untuned,
+            individual_bounds=_alike(runs),
+        )
+        found = tuning.epsilon(whole.delta, whole.adjacency)
+        if found <= epsilon:
+            low = alone
+            if found >= epsilon * (1 - _CLOSE) or high - low <= 1e-4 * high:
+                return [run.of_tuning(tuning, target_epsilon=epsilon, run_id=run_id) for run in runs]
+        else:
+            high = alone
+        aimed = alone * epsilon * (1 - _CLOSE / 2) / found
+        alone = aimed if low < aimed < high else (low + high) / 2
+    raise UncertifiableError("the search for the noise of the tuning did not settle; use a larger epsilon or delta")
+
+
+def _alike(runs: Sequence[PrivacyGuarantee]) -> bool:
+    """Returns whether all runs hold single users to the same bounds, in the held-out part, too."""
+    tiers = {None if run.certificate.tiers is None else run.certificate.tiers.digest for run in runs}
+    held = all(run.evaluation is not None and run.evaluation.individual_bounds for run in runs)
+    return held and None not in tiers and len(tiers) == 1
+
+
+COMPOSED_FORMAT = "coowned-composed-guarantee-1"
+
+
+class _StoredComposition(msgspec.Struct, frozen=True, kw_only=True):
+    delta: float
+    epsilon: float
+    members: list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ComposedGuarantee:
+    """The joint guarantee of several runs on the same people."""
+
+    epsilon: float
+    delta: float
+    adjacency: str
+    other_epsilon: float
+    members: tuple[PrivacyGuarantee, ...]
+    maker: dataclasses.InitVar[object] = None
+
+    def __post_init__(self, maker: object) -> None:
+        if maker is not MADE_HERE:
+            raise UncertifiableError("a ComposedGuarantee comes from compose([...], delta=...), not from numbers")
+
+    @property
+    def unit(self) -> str:
+        return UNIT
+
+    def statement(self) -> str:
+        runs = "; ".join(f"run {run.run_id}: epsilon {rounded_up(run.epsilon)} alone" for run in self.members)
+        bounds = ", ".join(f"{run.contribution_bound:,}" for run in self.members)
+        together = "This run is" if len(self.members) == 1 else f"All {len(self.members)} runs together are"
+        sentences = [
+            f"{together} ({rounded_up(self.epsilon)}, {self.delta:.12g})-differentially private for every protected "
+            f"user (unit: {UNIT}; contribution bounds {bounds}; adjacency: {self.adjacency}; independent noise and "
+            "coins).",
+            *delta_warnings(self.delta, num_users=self.members[0].certificate.num_users),
+            f"Under {OTHER_ADJACENCY[self.adjacency]} adjacency epsilon is {rounded_up(self.other_epsilon)} at the "
+            "same delta.",
+            f"Alone, at their own deltas: {runs}.",
+            *unprotected_sentences(self.members[0].certificate),
+            "What each run promises, and what it does not, is in its own statement.",
+        ]
+        return str(Statement(headline=sentences[0], sentences=tuple(sentences)))
+
+    def to_json(self) -> str:
+        """Returns one JSON object with every member's guarantee."""
+        members = [msgspec.json.decode(run.to_json()) for run in self.members]
+        stored = {"delta": self.delta, "epsilon": self.epsilon, "members": members}
+        return codec.encode_json(stored, format=COMPOSED_FORMAT)
+
+    @classmethod
+    def from_json(cls, text: str) -> "ComposedGuarantee":
+        """Reads `to_json()` back by composing the members anew; an epsilon below what that gives is refused."""
+        stored = codec.decode_json(
+            _StoredComposition, text, name="composed guarantee", format=COMPOSED_FORMAT, remedy="compose the runs again"
+        )
+        members = [PrivacyGuarantee.from_json(codec.encode_json(member)) for member in stored.members]
+        composed = compose(members, delta=stored.delta, allow_large_delta=True)  # allowed when it was composed
+        if stored.epsilon < composed.epsilon * (1 - 1e-3):
+            raise CertificateMismatchError(
+                f"epsilon = {stored.epsilon:.6g} is stored, but {composed.epsilon:.6g} is proven; compose again"
+            )
+        return composed
+
+
+def compose(
+    guarantees: Sequence[PrivacyGuarantee], *, delta: float, allow_large_delta: bool = False
+) -> ComposedGuarantee:
+    """Returns the guarantee of several runs with independent coins and noise on the same attribution graph.
+
+    Refused: another graph or list of unprotected users, another adjacency, one run twice. Models of one sweep share
+    their coins and are one mechanism, not several runs: see `calculators.sweep_noise_multiplier`.
+    """
+    if not guarantees:
+        raise InputError("there is nothing to compose; give at least one guarantee")
+    first = guarantees[0]
+    check_terms(delta=delta, adjacency=first.adjacency)
+    refuse_large_delta(delta, allow_large_delta=allow_large_delta)
+    if any(run.test_run for run in guarantees):
+        raise InputError("a run with a given seed has no guarantee to compose; leave it out or train again")
+    for other in guarantees[1:]:
+        for name in ("graph_digest", "num_unprotected_users"):
+            if getattr(first.certificate, name) != getattr(other.certificate, name):
+                raise CertificateMismatchError(
+                    f"runs {first.run_id} and {other.run_id} differ in {name}; compose runs on one graph"
+                )
+        if first.adjacency != other.adjacency:
+            raise InputError(f"runs {first.run_id} and {other.run_id} have different adjacencies; use one for both")
+    if len({run.run_id for run in guarantees}) != len(guarantees):
+        raise InputError("duplicate run; compose each run once")
+    total, other_total = (
+        _composed(guarantees, delta, adjacency) for adjacency in (first.adjacency, OTHER_ADJACENCY[first.adjacency])
+    )
+    return ComposedGuarantee(
+        epsilon=total,
+        delta=delta,
+        adjacency=first.adjacency,
+        other_epsilon=other_total,
+        members=tuple(guarantees),
+        maker=MADE_HERE,
+    )
+
+
+def _composed(guarantees: Sequence[PrivacyGuarantee], delta: float, adjacency: str) -> float:
+    """Returns the epsilon of all together. Of a tuning only pairs of epsilon and delta are known, which add up."""
+    tunings = [run.tuning for run in guarantees if run.tuning is not None]
+    alone = [run for run in guarantees if run.tuning is None]
+    share = delta / (len(tunings) + bool(alone))
+    total = math.fsum(tuning.epsilon(share, adjacency) for tuning in tunings)
+    if not alone:
+        return total
+    runs = [(run.mechanism, run.noise_multiplier) for run in alone]
+    also = [steps for run in alone for steps in run.also]
+    return total + calculators.composed_epsilon(runs, delta=share, adjacency=adjacency, also=also)

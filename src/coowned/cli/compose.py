@@ -26,7 +26,7 @@ def run(
 
         coowned compose RUN1 RUN2 --delta 1e-6
     """
-    from coowned.accounting.composed_guarantee import compose
+    from coowned.accounting.guarantee import compose
     from coowned.runs.stored_run import read_claim
 
     claims = [read_claim(folder) for folder in folders]

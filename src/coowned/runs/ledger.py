@@ -64,7 +64,7 @@ def _entered(file: Path, folder: str | os.PathLike[str], claim: PrivacyGuarantee
 
 
 def _together(claims: list[PrivacyGuarantee], last: PrivacyGuarantee, file: Path) -> str:
-    from coowned.accounting.composed_guarantee import compose
+    from coowned.accounting.guarantee import compose
 
     said = f"warning: with this one, {len(claims)} runs on this attribution graph are in {file}; together they promise "
     try:

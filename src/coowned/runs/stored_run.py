@@ -95,7 +95,9 @@ class StoredRun:
             raise InputError(f"{folder}: a sweep, or a run of `train(folder=...)`, without guarantee.json; use `fit`")
         _checked(folder, record, "config.toml")
         certificate = _parsed(folder, record, "certificate.json", ContributionCertificate.from_json)
-        claim = _parsed(folder, record, privacy_guarantee.NAME, lambda text: privacy_guarantee.parse_claim(text, certificate))
+        claim = _parsed(
+            folder, record, privacy_guarantee.NAME, lambda text: privacy_guarantee.parse_claim(text, certificate)
+        )
         run = cls(path=folder, record=record, certificate=certificate, **claim._asdict())
         _check_plan(folder, record, claim_terms(certificate, run.mechanism, run.guarantee))
         if finished:

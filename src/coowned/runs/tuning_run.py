@@ -14,10 +14,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from coowned import codec
-from coowned.accounting.guarantee import guarantee
+from coowned.accounting.guarantee import guarantee, tuned_guarantees
 from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_down
-from coowned.accounting.tuned_guarantee import tuned_guarantees
 from coowned.accounting.tuning import NumberOfRuns
 from coowned.attribution.examples import AttributedExamples
 from coowned.certificate import ContributionCertificate, certify
