@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.tables import examples_without_users
-from coowned.errors import InputError
-from coowned.extras import require
+from coowned.errors import InputError, require
 from coowned.models.model import Model, Parameters, Specification, Table
 from coowned.runs.stored_run import StoredRun
 from coowned.training import evaluate as evaluation

@@ -25,10 +25,9 @@ from coowned.audit.trainer_laws import TrainerLaws
 from coowned.audit.words import audit_key_source, audit_noise_tail
 from coowned.audit.worlds import World, audited_model
 from coowned.content.splits import split_examples
-from coowned.errors import CertificateMismatchError, InputError
+from coowned.errors import CertificateMismatchError, InputError, require
 from coowned.exact.coins import PoissonCoins
 from coowned.exact.keys import Purpose, RunKey
-from coowned.extras import require
 from coowned.files import check_writable
 from coowned.mechanism.mechanism import WorstUser
 from coowned.models.model import Model

@@ -9,7 +9,7 @@ import typer
 from coowned.accounting.terms import UNIT
 from coowned.cli import show
 from coowned.cli.options import Json
-from coowned.extras import require
+from coowned.errors import require
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
-from coowned.errors import InputError
+from coowned.errors import InputError, jax, jnp
 from coowned.exact.gradient_sums import FirstRowsGradients, OuterGradients
 from coowned.exact.grid import Grid
-from coowned.extras import jax, jnp
 from coowned.models import bert_network as network
 from coowned.models import microbatches
 from coowned.models.bert_files import BertConfig, parameters_from

@@ -19,7 +19,7 @@ import numpy as np
 
 from coowned import validate
 from coowned.content.columns import declared_classes
-from coowned.extras import jax, jnp
+from coowned.errors import jax, jnp
 
 WORDS = "bert.embeddings.word_embeddings.weight"
 POSITIONS = "bert.embeddings.position_embeddings.weight"

@@ -7,7 +7,7 @@ batch, so that a batch divided among devices is divided in every part.
 from collections.abc import Callable
 from typing import Any
 
-from coowned.extras import jax, jnp
+from coowned.errors import jax, jnp
 
 
 def in_parts(batch: Any, most: int, *, spread: bool = False) -> tuple[Callable[[Any], Any], int]:

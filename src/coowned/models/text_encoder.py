@@ -20,7 +20,7 @@ import pyarrow as pa
 from coowned import threads
 from coowned.cache import cache_folder, keep_compiled_programs
 from coowned.content.text import TokenizedTexts, tokenize
-from coowned.extras import jax, jnp
+from coowned.errors import jax, jnp
 from coowned.models import bert_network
 from coowned.models.bert_files import BertConfig
 from coowned.models.encoder_files import EncoderFiles

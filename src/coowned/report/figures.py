@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from coowned.extras import LazyModule
+from coowned.errors import LazyModule
 from coowned.selection.registry import CLASSES
 
 Row = dict[str, Any]

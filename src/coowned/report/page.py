@@ -13,8 +13,7 @@ from coowned import __version__
 from coowned.accounting.choices import Plan
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.accounting.terms import OTHER_ADJACENCY
-from coowned.errors import InputError
-from coowned.extras import require
+from coowned.errors import InputError, require
 from coowned.files import whole_files
 from coowned.progress import counted
 from coowned.report import graph_figures

@@ -19,9 +19,8 @@ from coowned.attribution.statistics import heavy_users_advice
 from coowned.certificate import ContributionCertificate, certify
 from coowned.content.data import TrainingData
 from coowned.content.splits import graphs_of_splits, split_examples
-from coowned.errors import ConfigError, InputError
+from coowned.errors import ConfigError, InputError, require
 from coowned.exact.keys import RunKey
-from coowned.extras import require
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.registry import mechanism_class
 from coowned.models.model import Content, Model, Task, num_parameters, num_scores

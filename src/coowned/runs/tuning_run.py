@@ -21,9 +21,8 @@ from coowned.accounting.tuning import NumberOfRuns
 from coowned.attribution.examples import AttributedExamples
 from coowned.certificate import ContributionCertificate, certify
 from coowned.content.splits import graphs_of_splits, split_examples
-from coowned.errors import CertificateMismatchError, InputError
+from coowned.errors import CertificateMismatchError, InputError, require
 from coowned.exact.keys import Purpose, RunKey, forget_records, random_words
-from coowned.extras import require
 from coowned.files import check_parent, check_writable, refusing_unwritable, sync_folder, write_file
 from coowned.mechanism.mechanism import Mechanism
 from coowned.progress import Progress, counted, reporting

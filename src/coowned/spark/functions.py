@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from coowned.errors import MissingExtraError
-from coowned.extras import require
+from coowned.errors import MissingExtraError, require
 
 
 def __getattr__(name: str) -> Any:

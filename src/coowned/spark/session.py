@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
-from coowned.errors import InputError
-from coowned.extras import require
+from coowned.errors import InputError, require
 from coowned.spark.checkpoints import remove_on_exit
 from coowned.spark.executors import is_local
 

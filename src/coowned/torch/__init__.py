@@ -8,7 +8,7 @@ Guarantees:
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from coowned.extras import require
+from coowned.errors import require
 
 if TYPE_CHECKING:
     from coowned.torch.model import TorchModel as TorchModel

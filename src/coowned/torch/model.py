@@ -18,8 +18,7 @@ from coowned.attribution.identifiers import is_text
 from coowned.attribution.tables import spelled, types_are_inferred
 from coowned.content.columns import column_type
 from coowned.content.example_table import ExampleTable, number_array
-from coowned.errors import BatchCoupledLossError, InputError
-from coowned.extras import require
+from coowned.errors import BatchCoupledLossError, InputError, require
 from coowned.models.example_model import ExampleModel
 from coowned.models.example_specification import ExampleSpecification
 from coowned.models.model import Model

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import coowned
-from coowned import extras
+from coowned import errors
 
-PACKAGES = {**extras._PACKAGES, "cyclic": ("mtkahypar",)}
+PACKAGES = {**errors._PACKAGES, "cyclic": ("mtkahypar",)}
 HIDE = """
 import sys
 from importlib.machinery import PathFinder
@@ -113,23 +113,23 @@ def test_what_needs_an_extra_names_it(tmp_path):
 
 
 def test_a_lazy_module_is_imported_when_used(monkeypatch):
-    lazy = extras.LazyModule("altair", extra="train", purpose="a chart")
+    lazy = errors.LazyModule("altair", extra="train", purpose="a chart")
     assert lazy.Chart is importlib.import_module("altair").Chart
     monkeypatch.setitem(sys.modules, "altair", None)
-    lazy = extras.LazyModule("altair", extra="train", purpose="a chart")
+    lazy = errors.LazyModule("altair", extra="train", purpose="a chart")
     assert not hasattr(lazy, "__wrapped__")
     with pytest.raises(coowned.MissingExtraError, match=r"a chart needs altair, .* 'coowned\[train\]'"):
         _ = lazy.Chart
 
 
 def test_missing_extra_is_named(monkeypatch):
-    extras.require("train", "training")
+    errors.require("train", "training")
     monkeypatch.setitem(sys.modules, "jax", None)
     monkeypatch.setitem(sys.modules, "optax", None)
     with pytest.raises(
         coowned.MissingExtraError, match="training needs jax, optax, which are not installed; run: "
     ) as e:
-        extras.require("train", "training")
+        errors.require("train", "training")
     assert "pip install 'coowned[train]'" in str(e.value)
     assert isinstance(e.value, ImportError)
 
