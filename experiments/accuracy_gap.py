@@ -20,10 +20,9 @@ import polars as pl
 from scipy import stats
 
 import coowned as co
-from coowned.cache import cache_folder
 from coowned.content.data import FeatureTable, TrainingData, with_norms
 from coowned.content.splits import split_examples
-from coowned.files import write_file
+from coowned.files import cache_folder, write_file
 from coowned.models.model import Model
 from coowned.runs.config import TrainConfig
 from coowned.runs.configured_run import make_plan, run_configuration

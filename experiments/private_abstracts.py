@@ -16,8 +16,8 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from coowned.cache import cache_folder
 from coowned.content.splits import split_examples
+from coowned.files import cache_folder
 from coowned.runs.config import TrainConfig
 from coowned.runs.configured_run import run_configuration
 from coowned.runs.run_folder import RunFolder

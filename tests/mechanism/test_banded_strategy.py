@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax_privacy.matrix_factorization import toeplitz
 
-from coowned import cache, certify
+from coowned import certify, files
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.mechanism import banded_strategy
@@ -195,7 +195,7 @@ def test_coefficients_are_read_only():
 def forge(folder, text):
     """Puts another text into the one entry of a cache, with its check."""
     (entry,) = (folder / "strategies").iterdir()
-    entry.write_text(f"{cache._check(entry.stem, text)}\n{text}")
+    entry.write_text(f"{files._check(entry.stem, text)}\n{text}")
 
 
 def test_cache(tmp_path, monkeypatch):

@@ -8,8 +8,8 @@ from coowned import validate
 from coowned.accounting.composition import ALLOWED_ERROR_SHARE, Answer, Composition, ZeroOutTwice, compose_steps
 from coowned.accounting.gaussian import find_root, gaussian_mu
 from coowned.accounting.terms import check_terms
-from coowned.cache import cached
 from coowned.errors import InputError, UncertifiableError
+from coowned.files import cached
 from coowned.mechanism.mechanism import Mechanism, Steps
 
 ACCOUNTANT_VERSION = 3  # raise it whenever any epsilon or noise multiplier may change

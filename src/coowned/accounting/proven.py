@@ -12,9 +12,9 @@ from coowned.accounting.statement import (
 )
 from coowned.accounting.terms import OTHER_ADJACENCY
 from coowned.accounting.tuning import TuningClaim
-from coowned.cache import cached
 from coowned.certificate import ContributionCertificate
 from coowned.errors import UncertifiableError
+from coowned.files import cached
 from coowned.mechanism.mechanism import Mechanism, Steps
 
 

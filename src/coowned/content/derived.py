@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import codec
-from coowned.cache import cache_folder
 from coowned.errors import CoownedError, InputError
-from coowned.files import remove, sync_folder
+from coowned.files import cache_folder, remove, sync_folder
 
 OFFSETS = "offsets"  # of the arrays whose rows have lengths of their own: row r is [offsets[r]:offsets[r + 1]]
 RAGGED = ("indices", "values", "ids")  # these arrays

@@ -29,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import validate
-from coowned.cache import cache_folder
 from coowned.codec import decode_json, encode_json
 from coowned.errors import InputError
 from coowned.exact.compiled import compiled
+from coowned.files import cache_folder
 
 StreamKey = npt.NDArray[np.uint32]  # (8,) the 256 bits a stream of random words is made from
 

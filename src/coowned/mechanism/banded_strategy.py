@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from coowned import validate
 from coowned.attribution.graph import AttributionGraph
-from coowned.cache import cached
 from coowned.codec import decode_json, encode_json
 from coowned.errors import InputError, UncertifiableError
 from coowned.exact.compiled import compiled
+from coowned.files import cached
 from coowned.selection.selector import Schedule
 
 _METHOD = "banded-toeplitz-mean-error-1"  # changes when the same inputs would give other coefficients

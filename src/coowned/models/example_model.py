@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from coowned.cache import keep_compiled_programs
 from coowned.content.example_table import KEY, LARGEST, USABLE, ExampleColumn
 from coowned.errors import BatchCoupledLossError, InputError, MemoryLimitError
 from coowned.exact.grid import Grid
+from coowned.files import keep_compiled_programs
 from coowned.models.model import digest_arrays, num_parameters, sums_of_members
 from coowned.models.parameter_trees import ParameterTree
 

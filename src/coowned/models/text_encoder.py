@@ -18,9 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from coowned import threads
-from coowned.cache import cache_folder, keep_compiled_programs
 from coowned.content.text import TokenizedTexts, tokenize
 from coowned.errors import jax, jnp
+from coowned.files import cache_folder, keep_compiled_programs
 from coowned.models import bert_network
 from coowned.models.bert_files import BertConfig
 from coowned.models.encoder_files import EncoderFiles

@@ -16,11 +16,11 @@ from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.tables import types_are_inferred
 from coowned.attribution.user_keys import UserKeyRules, UserMapping
-from coowned.cache import cache_folder
 from coowned.certificate import ContributionCertificate, certificate_for
 from coowned.content.derived import KeptArrays
 from coowned.content.splits import graphs_of_splits, split_examples, train_graph
 from coowned.errors import CertificateMismatchError, InputError
+from coowned.files import cache_folder
 from coowned.mechanism.registry import training_kind_for
 from coowned.models.model import Task
 from coowned.models.python_model import PythonModel

@@ -13,9 +13,9 @@ import pyarrow.parquet
 
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.table_files import read_parquet_table
-from coowned.cache import cache_folder, cached
 from coowned.codec import decode_json, encode_json
 from coowned.errors import CertificateMismatchError, InputError
+from coowned.files import cache_folder, cached
 from coowned.selection.selector import Schedule, Selection, Selector
 from coowned.selection.user_bounds import UserBounds
 

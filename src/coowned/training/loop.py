@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coowned import interrupts, validate
-from coowned.cache import keep_compiled_programs
 from coowned.content.data import TrainingData, with_norms
 from coowned.errors import InputError, require
 from coowned.exact.noise import NoiseStream
+from coowned.files import keep_compiled_programs
 from coowned.models.model import Model, digest_arrays, num_parameters, num_scores
 from coowned.progress import Progress, counted
 from coowned.selection.shards import shards_of
