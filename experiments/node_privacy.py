@@ -17,8 +17,8 @@ import polars as pl
 
 import coowned as co
 from coowned.attribution.graph import AttributionGraph
+from coowned.audit.bob import measure_leak, retrain
 from coowned.audit.checks import lower_bound, upper_bound
-from coowned.audit.retraining import measure_leak, retrain
 from coowned.content.data import FeatureTable, with_norms
 from coowned.exact.keys import RunKey
 from coowned.progress import silent

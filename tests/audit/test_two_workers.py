@@ -9,7 +9,7 @@ from tests.audit.planted_bugs import Planted
 from tests.training.thread_workers import meet
 
 from coowned.audit import driving
-from coowned.audit.worlds import World, WorldData, content_for
+from coowned.audit.driving import World, WorldData, content_for
 from coowned.errors import CertificateMismatchError
 from coowned.exact.keys import RunKey
 from coowned.exact.noise import release

@@ -25,8 +25,7 @@ from coowned import (
 )
 from coowned.accounting import planning
 from coowned.accounting.statement import rounded_down, rounded_up
-from coowned.audit.bob import Measured
-from coowned.audit.retraining import MeasuredLeak
+from coowned.audit.bob import Measured, MeasuredLeak
 from coowned.report import figures
 from coowned.report.figures import Mark
 from coowned.report.page import write_plan, write_report

@@ -21,10 +21,8 @@ from coowned.accounting.covered import CoveredRelease
 from coowned.accounting.tiers import copies_of_tiers
 from coowned.audit.checks import CheckedLaw, lower_bound, upper_bound
 from coowned.audit.claims import USERS, MechanismClaim
-from coowned.audit.covered_laws import covered_scores
-from coowned.audit.driving import audited, drive
-from coowned.audit.trainer_laws import too_small, whiten
-from coowned.audit.worlds import World, WorldData, content_for
+from coowned.audit.driving import World, WorldData, audited, content_for, drive
+from coowned.audit.release_laws import covered_scores, too_small, whiten
 from coowned.exact.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
 from coowned.models.example_model import linear_stand_in
@@ -178,8 +176,8 @@ def audit_curves(
         with more copies of a user than the bound, the joint claim is contradicted.
         (test_the_joint_curve_catches_evaluation_bugs)
     What it is not: able to see deltas below `resolution`, about 1e-4; tails of noise and coins are tested on extreme
-    bit patterns (`coowned.audit.words`). Unless told otherwise it trains a linear model with a coordinate a user,
-    whatever the run's model is; that model is driven by `coowned.audit.trainer_laws`.
+    bit patterns (`coowned.audit.randomness`). Unless told otherwise it trains a linear model with a coordinate a user,
+    whatever the run's model is; that model is driven by `coowned.audit.release_laws`.
 
     Args:
       plan: the run's; neither its key nor its S is used.

@@ -17,13 +17,16 @@ from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.terms import OTHER_ADJACENCY, UNIT
 from coowned.audit.canaries import CanaryAudit, audit_with_canaries
 from coowned.audit.checks import CheckedLaw
-from coowned.audit.covered_laws import NUM_KEYS, audit_covered
 from coowned.audit.curve import ALPHA, TRIALS, AuditedTier, CurveAudit, audit_curves
-from coowned.audit.driving import audited
-from coowned.audit.participation import audit_allocation, audit_coin_words, audit_participation
-from coowned.audit.trainer_laws import TrainerLaws
-from coowned.audit.words import audit_key_source, audit_noise_tail
-from coowned.audit.worlds import World, audited_model
+from coowned.audit.driving import World, audited, audited_model
+from coowned.audit.randomness import (
+    audit_allocation,
+    audit_coin_words,
+    audit_key_source,
+    audit_noise_tail,
+    audit_participation,
+)
+from coowned.audit.release_laws import NUM_KEYS, TrainerLaws, audit_covered
 from coowned.content.splits import split_examples
 from coowned.errors import CertificateMismatchError, InputError, require
 from coowned.exact.coins import PoissonCoins
