@@ -14,7 +14,7 @@ from coowned import certify
 from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.attribution.sources import DataSource
 from coowned.certificate import ContributionCertificate
-from coowned.cli.paths import read_certificate
+from coowned.cli.options import read_certificate
 from coowned.errors import CoownedError, InputError
 from coowned.runs.signature import verification_key, verify_run
 from coowned.runs.stored_run import StoredRun

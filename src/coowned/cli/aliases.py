@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coowned.cli import show
-from coowned.cli.options import Json, reads_data
-from coowned.cli.paths import files_of, refuse_to_overwrite
+from coowned.cli.options import Json, files_of, reads_data, refuse_to_overwrite
 from coowned.files import check_writable, refusing_unwritable, write_file
 
 if TYPE_CHECKING:

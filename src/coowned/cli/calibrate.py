@@ -7,8 +7,15 @@ from typing import Annotated
 import typer
 
 from coowned.cli import show
-from coowned.cli.options import Adjacency, AllowLargeDelta, Delta, Json, targets_of
-from coowned.cli.paths import read_certificate, refuse_to_overwrite
+from coowned.cli.options import (
+    Adjacency,
+    AllowLargeDelta,
+    Delta,
+    Json,
+    read_certificate,
+    refuse_to_overwrite,
+    targets_of,
+)
 from coowned.files import whole_files
 from coowned.mechanism.registry import MECHANISMS, mechanism_class, mechanism_class_for
 from coowned.progress import one_of

@@ -7,8 +7,7 @@ import typer
 
 from coowned.cli import show
 from coowned.cli.engine import Engine, runs_on_engines
-from coowned.cli.options import Json, Splits, reads_data, shares_of
-from coowned.cli.paths import read_certificate
+from coowned.cli.options import Json, Splits, read_certificate, reads_data, shares_of
 from coowned.errors import CertificateMismatchError, InputError, UncertifiableError
 from coowned.progress import counted
 

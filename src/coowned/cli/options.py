@@ -1,9 +1,10 @@
-"""Options shared by several verbs: those of the data, and others generated from a declaration."""
+"""What several verbs share: options of the data and of a run, options made from a declaration, and paths."""
 
+import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +13,11 @@ import typer
 from coowned.accounting.terms import ADJACENCIES
 from coowned.attribution.options import Option, declared
 from coowned.errors import InputError
+from coowned.progress import one_of
 
 if TYPE_CHECKING:
     from coowned.attribution.sources import DataSource
+    from coowned.certificate import ContributionCertificate
 
 
 def complete_with(words: Iterable[str]) -> Callable[[], list[str]]:
@@ -176,3 +179,203 @@ def _source(values: dict[str, Any]) -> "DataSource | None":
     chosen: dict[str, Any] = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
     columns = [part.strip() for part in (chosen.pop("users") or "").split(",") if part.strip()]
     return DataSource(path=chosen.pop("data"), users=columns or None, **chosen)
+
+
+PathOrURL = str | os.PathLike[str]
+
+
+def files_of(source: "DataSource") -> list[PathOrURL]:
+    return [path for path in (source.path, source.aliases, source.unprotected) if path is not None]
+
+
+def refuse_to_overwrite(
+    inputs: Iterable[PathOrURL], outputs: Iterable[PathOrURL | None], *, replace: bool = True
+) -> None:
+    """Refuses an output that is an input, is inside an input folder, or is another output; None is no output.
+
+    A file in a data folder would be read as data next time. Without `replace` an output that exists is
+    refused too; what exists at a URL of another file system is not looked at here.
+    """
+    read = [_resolved(path_or_url) for path_or_url in inputs]
+    written: set[str] = set()
+    for output in outputs:
+        if output is None:
+            continue
+        path = _resolved(output)
+        if path in read:
+            raise InputError(f"{output}: would overwrite its own input; choose another path")
+        if any(path.startswith(f"{folder}/") and ("://" in folder or Path(folder).is_dir()) for folder in read):
+            raise InputError(f"{output}: is inside the data folder and would be read as data; choose another path")
+        if path in written:
+            raise InputError(f"{output}: two outputs have this path; choose another path for one of them")
+        if not replace and os.path.lexists(path):
+            raise_exists(output)
+        written.add(path)
+
+
+def raise_exists(output: PathOrURL) -> None:
+    raise InputError(f"{output}: already exists; choose another path, or give --overwrite to replace it")
+
+
+def refuse_to_replace(folders: Iterable[Path], output: Path | None, *, except_for: Iterable[str]) -> None:
+    """Refuses an output that would replace a file inside one of the folders, other than one of these names in it."""
+    if output is None:
+        return
+    path = output.resolve()
+    for folder in folders:
+        allowed = [folder.resolve() / name for name in except_for]
+        if folder.resolve() in path.parents and os.path.lexists(output) and path not in allowed:
+            raise InputError(f"{output}: would overwrite a file of the run; choose another path")
+
+
+def _resolved(path_or_url: PathOrURL) -> str:
+    """Returns one spelling of each path or URL, so that two can be compared; a SQLite URL becomes its file."""
+    path = str(path_or_url).removeprefix("sqlite:///").removeprefix("file://")
+    return path.rstrip("/") if "://" in path else str(Path(path).resolve())
+
+
+def read_certificate(path: Path) -> "ContributionCertificate":
+    """Reads a certificate file; what cannot be read is bad input."""
+    from coowned.certificate import ContributionCertificate
+
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot read the certificate ({error.strerror}); give --certificate FILE") from error
+    return ContributionCertificate.from_json(text, name=str(path))
+
+
+_USUAL = "text-classifier"
+_KINDS = (_USUAL, "embedding-classifier", "embedding-regression")  # whose keys are the options below
+_COLUMNS = functools.partial(typer.Option, metavar="A[,B…]", rich_help_panel="Model")
+_MODEL = {
+    "model": Annotated[
+        str | None,
+        typer.Option(
+            help=f"{one_of(_KINDS)} (default: {_USUAL}).",
+            metavar="KIND",
+            autocompletion=complete_with(_KINDS),
+            rich_help_panel="Model",
+        ),
+    ],
+    "text": Annotated[
+        str | None,
+        _COLUMNS(
+            help="The columns with the text (default for mail: subject,text; arXiv: title,abstract; Slack: text)."
+        ),
+    ],
+    "label": Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="The column with the label (default: label); in mail, folder is the folder of a message.",
+            rich_help_panel="Model",
+        ),
+    ],
+    "classes": Annotated[
+        str | None,
+        _COLUMNS(
+            help="The labels that there are, as the data spell them, or how many (0, 1, …; default: 2). They are "
+            "declared, never collected from the data."
+        ),
+    ],
+    "encoder": Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The public encoder of an embedding model.", rich_help_panel="Model"),
+    ],
+}
+_PRIVACY = {
+    "epsilon": Annotated[float | None, typer.Option(metavar="E", help="The privacy target.")],
+    "delta": Annotated[
+        float | None,
+        typer.Option(metavar="D", help="Probability that the guarantee may fail; far below 1 / users."),
+    ],
+    "adjacency": Annotated[
+        str | None,
+        typer.Option(
+            help="zero-out (default) or replace; the other is shown as well.", autocompletion=complete_with(ADJACENCIES)
+        ),
+    ],
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Described:
+    """The given options of a model and of a privacy target."""
+
+    model: Mapping[str, Any]
+    privacy: Mapping[str, Any]
+
+    def refuse(self, reason: str, *, privacy: bool = True) -> None:
+        """Raises an error for all options of the model, and for those of privacy if they do not apply either."""
+        for name in {**self.model, **(self.privacy if privacy else {})}:
+            raise InputError(f"--{name} {reason}")
+
+    def sections(self, source: "DataSource", *, allow_large_delta: bool) -> dict[str, dict[str, Any]]:
+        """Returns the sections of a configuration of this run; its paths are absolute.
+
+        Guarantees:
+          - `train` and `plan -o run.toml` describe the same run.   (test_a_plan_is_what_train_chooses)
+          - What cannot be known is asked for by the name of its option.   (test_what_is_missing_is_asked_for)
+        """
+        for name in ("epsilon", "delta"):
+            if name not in self.privacy:
+                raise InputError(f"--{name} is needed beside the data: nobody can choose it for you")
+        data = {name: value for name, value in vars(source).items() if value is not None}
+        for name in ("path", "aliases", "unprotected"):
+            if name in data:
+                data[name] = os.path.abspath(data[name])
+        privacy = {**self.privacy, **({"allow_large_delta": True} if allow_large_delta else {})}
+        return {"data": data, "privacy": privacy, "model": self._model(source)}
+
+    def _model(self, source: "DataSource") -> dict[str, Any]:
+        kind = self.model.get("model", _USUAL)
+        if kind not in _KINDS:
+            raise InputError(
+                f"--model must be {one_of(_KINDS)}, not {kind!r}; other models need a configuration, `coowned train "
+                "--example`"
+            )
+        found = {"kind": kind, **{name: value for name, value in self.model.items() if name != "model"}}
+        if not found.setdefault("text", ",".join(source.text_columns())):
+            raise InputError(f"{source.path}: --text is needed: the columns with the text that {kind} reads")
+        if "encoder" in found:
+            found["encoder"] = os.path.abspath(found["encoder"])
+        columns = _parts(found["text"])
+        found["text"] = columns[0] if len(columns) == 1 else columns
+        if "classes" in found:
+            found["classes"] = _classes(found["classes"])
+        return found
+
+
+def describes_run(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces the parameter `described` of a verb's `run(…, described, …)` by options of the model and of privacy."""
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in (_PRIVACY | _MODEL).items()
+    ]
+    return with_parameters(verb, "described", parameters, _described)
+
+
+def _described(values: dict[str, Any]) -> Described:
+    given = {name: value for name, value in values.items() if value is not None}
+    return Described(
+        model={name: value for name, value in given.items() if name in _MODEL},
+        privacy={name: value for name, value in given.items() if name in _PRIVACY},
+    )
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _classes(text: str) -> list[str] | list[int] | int:
+    """Returns the names of classes, integers where all are; one number is how many there are.
+
+    >>> _classes("work, family"), _classes("1,2,5"), _classes("3")
+    (['work', 'family'], [1, 2, 5], 3)
+    """
+    names = _parts(text)
+    if not all(name.removeprefix("-").isdecimal() for name in names):
+        return names
+    numbers = [int(name) for name in names]
+    return numbers[0] if len(numbers) == 1 else numbers

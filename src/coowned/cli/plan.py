@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coowned.cli import show
-from coowned.cli.described import Described, describes_run
 from coowned.cli.engine import Engine, runs_on_engines
-from coowned.cli.options import AllowLargeDelta, Json, complete_with, reads_data
-from coowned.cli.paths import files_of, refuse_to_overwrite
+from coowned.cli.options import (
+    AllowLargeDelta,
+    Described,
+    Json,
+    complete_with,
+    describes_run,
+    files_of,
+    reads_data,
+    refuse_to_overwrite,
+)
 from coowned.errors import InputError
 from coowned.files import check_target, check_writable, whole_files
 from coowned.mechanism.registry import MECHANISMS, mechanism_class

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coowned.cli import show
-from coowned.cli.options import Json, RunFolder, VerifyKey, check_signature, reads_data
-from coowned.cli.paths import files_of, refuse_to_overwrite
+from coowned.cli.options import Json, RunFolder, VerifyKey, check_signature, files_of, reads_data, refuse_to_overwrite
 from coowned.files import whole_files
 
 if TYPE_CHECKING:

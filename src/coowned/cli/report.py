@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from coowned.cli import show
-from coowned.cli.options import Json, RunFolder, VerifyKey, check_signature
-from coowned.cli.paths import refuse_to_replace
+from coowned.cli.options import Json, RunFolder, VerifyKey, check_signature, refuse_to_replace
 
 
 def run(

@@ -15,11 +15,13 @@ from coowned.cli.options import (
     Splits,
     complete_with,
     declared_parameter,
+    files_of,
+    raise_exists,
     reads_data,
+    refuse_to_overwrite,
     shares_of,
     with_parameters,
 )
-from coowned.cli.paths import files_of, raise_exists, refuse_to_overwrite
 from coowned.errors import InputError
 from coowned.files import whole_files
 from coowned.progress import counted, one_of

@@ -13,9 +13,17 @@ import typer
 
 from coowned import interrupts
 from coowned.cli import show
-from coowned.cli.described import Described, describes_run
-from coowned.cli.options import AllowLargeDelta, Json, Ledger, ledger_file, reads_data
-from coowned.cli.paths import files_of, refuse_to_overwrite
+from coowned.cli.options import (
+    AllowLargeDelta,
+    Described,
+    Json,
+    Ledger,
+    describes_run,
+    files_of,
+    ledger_file,
+    reads_data,
+    refuse_to_overwrite,
+)
 from coowned.errors import InputError
 from coowned.progress_display import to_stderr, training
 
