@@ -5,7 +5,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,7 +88,6 @@ def run(
     from coowned.runs.configured_run import run_configuration
     from coowned.runs.engines import workers_from
     from coowned.runs.run_folder import RunFolder
-    from coowned.runs.signature import sign_run, signing_key
     from coowned.runs.stored_run import StoredRun
     from coowned.training.evaluate import check_labels
 
@@ -104,7 +103,7 @@ def run(
         with RunFolder.open(output, workers=workers) as folder:
             run_configuration(settings, folder)
         return
-    key = None if sign_key is None else signing_key(sign_key)
+    sign = _signer(sign_key)
     began = time.monotonic()
     with (
         RunFolder.open(output, workers=workers, ledger=ledger_file(ledger)) as folder,
@@ -112,11 +111,20 @@ def run(
         _saying_how_to_resume(folder),
     ):
         run_configuration(settings, folder, progress=progress, announce=announce, advise=to_stderr)
-    if key is not None:
-        sign_run(output, key)
+    sign(output)
     finished = StoredRun.open(output)
     show_run(finished, json, time.monotonic() - began)
     check_labels(finished.evaluations())
+
+
+def _signer(sign_key: Path | None) -> Callable[[Path], None]:
+    """Reads the key, before hours of training, and returns what signs a run with it; without a key, nothing does."""
+    if sign_key is None:
+        return lambda folder: None
+    from coowned.runs.signature import sign_run, signing_key
+
+    key = signing_key(sign_key)
+    return lambda folder: sign_run(folder, key)
 
 
 @contextlib.contextmanager

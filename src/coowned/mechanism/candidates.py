@@ -1,7 +1,8 @@
 """The selections that `coowned.plan` tries for each mechanism, from a graph and public numbers alone."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -133,3 +134,13 @@ class SearchSpace:
         """Schedules with the selector of this name; raises InfeasibleScheduleError where that fails."""
         shape = {"batch_size": self.batch_size, "iterations": self.iterations}
         return selector_class(selector)(**shape, **settings).select(self.graph, seed=self.seed)
+
+    def every_selection(self) -> Iterator[Attempt]:
+        """Yields every selector with every bound."""
+        for word in self.selectors:
+            for bound in self.contribution_bounds:
+                yield Attempt(f"{word}, bound {bound}", functools.partial(self._select_with_bound, word, bound))
+
+    def _select_with_bound(self, word: str, bound: int) -> list[Candidate]:
+        selected = self.select(word, contribution_bound=bound)
+        return [Candidate(selector=word, selected=selected, contribution_bound=bound)]

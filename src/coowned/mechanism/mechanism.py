@@ -7,10 +7,9 @@ Noise multipliers are in units of one example's clip norm.
 
 import abc
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +21,11 @@ from coowned.errors import CertificateMismatchError, InputError, UncertifiableEr
 from coowned.exact.keys import RunKey
 from coowned.mechanism.banded_strategy import BandedStrategy
 from coowned.mechanism.batching import Batches, GroupedBatches
-from coowned.mechanism.candidates import Attempt, Candidate, SearchSpace
 from coowned.progress import counted
 from coowned.selection.selector import Schedule, Selection
+
+if TYPE_CHECKING:  # a training plans nothing
+    from coowned.mechanism.candidates import Attempt, SearchSpace
 
 Selected = Selection | Schedule
 
@@ -256,11 +257,9 @@ class Mechanism(abc.ABC):
     # ---- plans
 
     @classmethod
-    def candidates(cls, space: SearchSpace) -> Iterator[Attempt]:
+    def candidates(cls, space: "SearchSpace") -> "Iterator[Attempt]":
         """Yields what a plan tries for this mechanism: by default, every selector with every bound."""
-        for word in space.selectors:
-            for bound in space.contribution_bounds:
-                yield Attempt(f"{word}, bound {bound}", functools.partial(_select_with_bound, space, word, bound))
+        return space.every_selection()
 
     @classmethod
     def for_size(cls, *, contribution_bound: int, size: int, batch_size: int, iterations: int) -> Self | None:
@@ -393,11 +392,6 @@ class GroupedMechanism(BandedMechanism):
     def bound_of(self, group: int) -> int:
         validate.integer(at_least=0, at_most=self.num_groups - 1, group=group)
         return self.contribution_bound if self.group_bounds is None else self.group_bounds[group]
-
-
-def _select_with_bound(space: SearchSpace, word: str, bound: int) -> list[Candidate]:
-    selected = space.select(word, contribution_bound=bound)
-    return [Candidate(selector=word, selected=selected, contribution_bound=bound)]
 
 
 def check_mechanism(mechanism: Any) -> None:

@@ -23,7 +23,7 @@ from coowned.errors import CertificateMismatchError, InputError
 from coowned.files import cache_folder
 from coowned.mechanism.registry import training_kind_for
 from coowned.models.model import Task
-from coowned.models.python_model import PythonModel
+from coowned.models.registry import IN_FILES
 from coowned.runs.config import TrainConfig
 from coowned.runs.records import GraphSummary
 from coowned.runs.run_folder import code_digest
@@ -89,7 +89,7 @@ def summary_of(
 def kept_arrays(config: TrainConfig, task: Task) -> KeptArrays | None:
     """Returns the cache of arrays derived from shards; None if caching is off, or for custom code."""
     folder, cache = shards_folder(config), cache_folder()
-    if folder is None or cache is None or isinstance(config.model, PythonModel):
+    if folder is None or cache is None or config.model.kind in IN_FILES:
         return None
     files = {name: hashlib.sha256(content).hexdigest() for name, content in task.files.items()}
     made_from = [Manifest.read(folder).digest, config.model.settings(), files, code_digest()]
