@@ -20,8 +20,8 @@ from coowned.models.bert_model import BertModel
 from coowned.models.logistic_regression import LogisticRegression
 from coowned.selection.shards import SHARDS, shards_of
 from coowned.synthetic.logistic_data import LogisticData, WorldData
-from coowned.training.checkpoint import Checkpoint
 from coowned.training.loop import Trainer, train
+from coowned.training.plan import Checkpoint
 from coowned.training.workers import ALONE, Share, agree, send, summed
 
 MODEL = LogisticRegression(num_features=NUM_FEATURES)

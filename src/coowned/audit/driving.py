@@ -33,10 +33,9 @@ from coowned.mechanism.mechanism import Mechanism, WorstUser
 from coowned.models.model import Model
 from coowned.models.probes import QUIET, WorstCase
 from coowned.selection.selector import Schedule, Selection
-from coowned.training.checkpoint import Checkpoint
 from coowned.training.loop import Trainer
 from coowned.training.optimizers import OPTION_DEFAULTS, mean_squares
-from coowned.training.plan import TrainingPlan
+from coowned.training.plan import Checkpoint, TrainingPlan
 
 _SMALL = 2.0**-50  # change of a parameter by one clip norm: far too small to change any gradient
 _ROUNDED = 1e-3  # by which mean squares that are computed in two ways may differ, relatively

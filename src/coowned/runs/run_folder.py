@@ -28,7 +28,7 @@ from coowned.mechanism.mechanism import Mechanism
 from coowned.runs.ledger import NAME as LEDGER
 from coowned.runs.ledger import enter
 from coowned.runs.records import FILES, RunRecord, is_run_file
-from coowned.training.checkpoint import Checkpoint
+from coowned.training.plan import Checkpoint
 from coowned.training.workers import ALONE, Workers, send
 
 _PASSING = ("run.json", "run-key.json", "checkpoint.safetensors")  # replaced or removed while the run lasts

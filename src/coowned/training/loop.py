@@ -18,9 +18,8 @@ from coowned.files import keep_compiled_programs
 from coowned.models.model import Model, digest_arrays, num_parameters, num_scores
 from coowned.progress import Progress, counted
 from coowned.selection.shards import shards_of
-from coowned.training.checkpoint import Checkpoint, Keeper
 from coowned.training.optimizers import Rates, Rule, compiled_scales
-from coowned.training.plan import TrainingPlan
+from coowned.training.plan import Checkpoint, Keeper, TrainingPlan
 from coowned.training.progress import NOT_COVERED, OnMetrics, Report, StepMetrics, metrics_table, parquet_bytes
 from coowned.training.step import Feeder, Step, StepInput, compiled_loss, compiled_total_loss, gathered
 from coowned.training.workers import ALONE, Share, Workers, agree, mean_loss, send

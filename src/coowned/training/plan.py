@@ -1,4 +1,7 @@
-"""The training plan: everything that defines a run, in one frozen object, so that what runs is what is accounted."""
+"""The training plan: everything that defines a run, in one frozen object, so that what runs is what is accounted.
+
+A `Keeper` is where a run that follows the plan is stored, and resumed from.
+"""
 
 import dataclasses
 import functools
@@ -6,9 +9,10 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from coowned import validate
 from coowned.accounting.privacy_guarantee import PrivacyGuarantee, absent_statement
@@ -23,6 +27,9 @@ from coowned.mechanism.batching import Batches
 from coowned.mechanism.mechanism import Mechanism
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.optimizers import OptimizerOptions
+
+if TYPE_CHECKING:
+    from coowned.training.workers import Workers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -263,3 +270,46 @@ def claim_terms(
 def plan_digest(plan: dict[str, Any]) -> str:
     """Returns the digest of a plan as `TrainingPlan.describe` gives it."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+
+
+class Checkpoint(NamedTuple):
+    """The training state after `step` steps."""
+
+    step: int
+    tensors: dict[str, npt.NDArray[Any]]
+
+
+class Keeper(Protocol):
+    """The storage of one run, such as `coowned.runs.run_folder.RunFolder`."""
+
+    @property
+    def is_begun(self) -> bool: ...
+
+    @property
+    def workers(self) -> "Workers":
+        """The processes that train; only worker 0 stores anything."""
+        ...
+
+    def prepare_claim(
+        self, certificate: ContributionCertificate, guarantee: PrivacyGuarantee | None, mechanism: Mechanism
+    ) -> None:
+        """Holds the claim until `begin` writes it."""
+        ...
+
+    def begin(self, run: Mapping[str, Any]) -> Checkpoint | None:
+        """Starts the run, or returns the state of an earlier process; raises an error for a different run.
+
+        Args:
+          run: what a resumed run must agree in; fields of `coowned.runs.records.RunRecord`.
+        """
+        ...
+
+    def save(self, step: int, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Replaces the checkpoint."""
+        ...
+
+    def finish(
+        self, models: Mapping[str, tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, str]]], files: Mapping[str, bytes]
+    ) -> None:
+        """Stores models and files by name, and ends the run."""
+        ...

@@ -23,11 +23,10 @@ from coowned.mechanism.mechanism import Mechanism
 from coowned.models.model import Model
 from coowned.progress import Progress
 from coowned.selection.selector import Schedule, Selection
-from coowned.training.checkpoint import Keeper
 from coowned.training.evaluate import example_losses
 from coowned.training.loop import LoopOptions, run_plans
 from coowned.training.optimizers import OPTION_DEFAULTS
-from coowned.training.plan import TrainingPlan
+from coowned.training.plan import Keeper, TrainingPlan
 
 if TYPE_CHECKING:
     import polars as pl
