@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.full  # the quick suite trains such models in tests/training/models/test_jax_model.py
+@pytest.mark.full  # the quick suite trains such models in tests/models/test_jax_model.py
 def test_own_model(capsys):
     runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_model.py"), run_name="__main__")
     printed = capsys.readouterr().out

@@ -2,8 +2,8 @@
 
 import contextlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from coowned.accounting.choices import Choice
 from coowned.accounting.statement import by_number_of_copies, interval, rounded_down, rounded_up
 from coowned.attribution.statistics import class_name
 from coowned.errors import UncertifiableError
@@ -12,6 +12,9 @@ from coowned.report import figures as draw
 from coowned.report.figures import Axis, Columns, Figure, Mark, Row, percent, shown
 from coowned.runs.records import CountClass, GraphSummary
 from coowned.runs.stored_run import StoredRun
+
+if TYPE_CHECKING:
+    from coowned.accounting.choices import Choice
 
 _BEFORE, _AFTER = "before selection", "after selection"
 _GRAPH_ALONE = "Computed from the graph alone, not from content."
@@ -142,7 +145,7 @@ def size_against_bound(run: StoredRun) -> Figure:
     )
 
 
-def plan_row(choice: Choice) -> Row:
+def plan_row(choice: "Choice") -> Row:
     """Returns a plan's choice as a chart and table row; an infeasible schedule has no bound and no size."""
     exists = choice.contribution_bound > 0
     return {
@@ -166,7 +169,7 @@ def plan_row(choice: Choice) -> Row:
     }
 
 
-def _settings(choice: Choice) -> str:
+def _settings(choice: "Choice") -> str:
     """Returns the batch size, and for correlated noise the separation or groups, with the spread of probabilities."""
     separation, sampling = choice.selected.min_separation, choice.sampling
     parts = [f"batches of {choice.target.batch_size:,}"]

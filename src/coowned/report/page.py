@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coowned import __version__
-from coowned.accounting.choices import Plan
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.accounting.terms import OTHER_ADJACENCY
 from coowned.errors import InputError, require
@@ -22,6 +21,7 @@ from coowned.report.run_page import gather
 from coowned.runs.stored_run import StoredRun
 
 if TYPE_CHECKING:
+    from coowned.accounting.choices import Plan
     from coowned.audit.bob import Measured
 
 REPORT, RELEASE = "report.html", "report-release.html"
@@ -76,7 +76,7 @@ def write_report(
     return path
 
 
-def write_plan(plan: Plan, output: str | os.PathLike[str]) -> Path:
+def write_plan(plan: "Plan", output: str | os.PathLike[str]) -> Path:
     """Writes the page of a plan: the same charts of the trade-off, with the best choice marked.
 
     Guarantees:

@@ -26,7 +26,6 @@ from coowned.mechanism.mechanism import Mechanism
 from coowned.runs import records
 from coowned.runs.config import TrainConfig, reasons_in
 from coowned.runs.records import COVERED, AuditRecord, GraphSummary, RunRecord, read_json
-from coowned.selection.selection_files import read_selection
 from coowned.selection.selector import Schedule, Selection
 from coowned.training.plan import RunPlan, claim_terms, plan_digest
 
@@ -178,6 +177,8 @@ class StoredRun:
     def held_out(self, graph: AttributionGraph) -> Selection:
         """Returns the selection that a covered evaluation counts on, from the test split's graph."""
         _checked(self.path, self.record, "held-out.parquet")
+        from coowned.selection.selection_files import read_selection  # a report needs none
+
         found = read_selection(self.path / "held-out.parquet", graph)
         assert isinstance(found, Selection)
         self._held_out_certificate().check(graph, found)
@@ -224,6 +225,8 @@ class StoredRun:
     def selection(self, graph: AttributionGraph) -> Selection | Schedule:
         """Returns what was selected from the train split's graph."""
         _checked(self.path, self.record, "S.parquet")
+        from coowned.selection.selection_files import read_selection  # a report needs none
+
         return read_selection(self.path / "S.parquet", graph)
 
     def graph_summary(self) -> GraphSummary:
