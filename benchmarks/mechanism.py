@@ -119,7 +119,7 @@ def correlated_noise_rows() -> list[Figure]:
     seconds = interleaved({"independent": steps(1), "correlated": steps(64)}, repetitions=30)
     ratio = seconds["correlated"] / seconds["independent"]
     started = time.perf_counter()
-    coefficients = banded_strategy._optimize(64, 2500)  # not from the cache
+    coefficients = banded_strategy.optimize(64, 2500)  # not from the cache
     optimized = time.perf_counter() - started
     factor = BandedStrategy(64, 2500, coefficients).error_factor()
     return [

@@ -326,8 +326,8 @@ def test_every_counted_field_is_compared(graph):
     for chosen in chosen_examples(graph):
         claim = certify(graph, chosen)
         claim.check_recount(claim)
-        parts = [name for name in module._PARTS if getattr(claim, name) is not None]
-        names = [field.name for field in dataclasses.fields(claim) if field.name not in module._PARTS]
+        parts = [name for name in module.PARTS if getattr(claim, name) is not None]
+        names = [field.name for field in dataclasses.fields(claim) if field.name not in module.PARTS]
         names += [f"{part}.{field.name}" for part in parts for field in dataclasses.fields(getattr(claim, part))]
         for name in names:
             recount = copy.deepcopy(claim)

@@ -11,7 +11,7 @@ import pytest
 import coowned
 from coowned import errors
 
-PACKAGES = {**errors._PACKAGES, "cyclic": ("mtkahypar",)}
+PACKAGES = {**errors.PACKAGES, "cyclic": ("mtkahypar",)}
 HIDE = """
 import sys
 from importlib.machinery import PathFinder

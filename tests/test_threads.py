@@ -60,7 +60,7 @@ def test_forked_process_has_threads_of_its_own(monkeypatch):
     forked = os.getpid() + 10**9
     monkeypatch.setattr(os, "getpid", lambda: forked)
     assert threads.run_all([lambda: 1] * 4) == [1] * 4
-    threads._pool("parts", forked).shutdown()
+    threads.pool("parts", forked).shutdown()
     with pytest.raises(RuntimeError):  # its own were asked: the comparison can fail
         threads.run_all([lambda: 1] * 4)
 

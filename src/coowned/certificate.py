@@ -253,8 +253,8 @@ def _types(kind: type) -> dict[str, Any]:
     return {field.name: field.type for field in dataclasses.fields(kind)}
 
 
-_PARTS = ("schedule", "groups", "origin", "tiers")
-_WHOLE = {name: kind for name, kind in _types(ContributionCertificate).items() if name not in _PARTS}
+PARTS = ("schedule", "groups", "origin", "tiers")
+_WHOLE = {name: kind for name, kind in _types(ContributionCertificate).items() if name not in PARTS}
 _FlatCertificate = msgspec.defstruct(
     "Certificate",
     [

@@ -60,7 +60,7 @@ class UncertifiableError(CoownedError):
     """A certificate that does not prove what the mechanism needs."""
 
 
-_PACKAGES = {  # what is imported, not what is installed: two names may differ
+PACKAGES = {  # what is imported, not what is installed: two names may differ
     "train": ("jax", "optax", "tokenizers", "jinja2", "altair", "vl_convert"),
     "torch": ("torch",),
     "spark": ("pyspark",),
@@ -77,7 +77,7 @@ def require(extra: str, purpose: str) -> None:
       extra: "train", "torch" or "spark".
       purpose: what needs it, as the subject of a sentence: "training".
     """
-    missing = [name for name in _PACKAGES[extra] if importlib.util.find_spec(name) is None]
+    missing = [name for name in PACKAGES[extra] if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtraError(
             f"{purpose} needs {', '.join(missing)}, which {'are' if len(missing) > 1 else 'is'} not installed; "

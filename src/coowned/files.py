@@ -276,11 +276,11 @@ def cached(
     path = folder / kind / f"{key}.txt"
     with contextlib.suppress(OSError, ValueError, TypeError, CoownedError):
         check, _, text = path.read_text(encoding="utf-8").partition("\n")
-        if check == _check(key, text):
+        if check == checksum_of(key, text):
             return decode(text)
     result = make()
     text = encode(result)
-    keep(path, f"{_check(key, text)}\n{text}".encode())
+    keep(path, f"{checksum_of(key, text)}\n{text}".encode())
     return result
 
 
@@ -316,5 +316,5 @@ def keep_compiled_programs() -> None:
         compilation_cache.reset_cache()  # otherwise JAX ignores the folder if it has compiled anything before
 
 
-def _check(key: str, text: str) -> str:
+def checksum_of(key: str, text: str) -> str:
     return hashlib.sha256(f"{key} {text}".encode()).hexdigest()

@@ -9,7 +9,7 @@ import signal
 import sys
 from types import FrameType
 
-_received: list[int] = []  # state of the process, as its signals are
+received: list[int] = []  # state of the process, as its signals are
 
 
 def install_handlers() -> None:
@@ -29,26 +29,26 @@ def install_handlers() -> None:
 
 def was_received() -> bool:
     """Returns whether a signal was received and the command must end."""
-    return bool(_received)
+    return bool(received)
 
 
 def check() -> None:
     """Raises KeyboardInterrupt if a signal was received, even if its exception was swallowed."""
-    if _received:
+    if received:
         raise KeyboardInterrupt
 
 
 def clear() -> None:
     """Clears the record, when the command has ended."""
-    _received.clear()
+    received.clear()
 
 
 def _receive(number: int, frame: FrameType | None) -> None:
-    _received.append(number)
+    received.append(number)
     raise KeyboardInterrupt
 
 
 def _unraisable(found: "sys.UnraisableHookArgs") -> None:
     """Prints nothing about an interrupt that could not be raised: it is recorded."""
-    if not (_received and issubclass(found.exc_type, KeyboardInterrupt)):
+    if not (received and issubclass(found.exc_type, KeyboardInterrupt)):
         sys.__unraisablehook__(found)

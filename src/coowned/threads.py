@@ -26,7 +26,7 @@ def step_workers() -> concurrent.futures.ThreadPoolExecutor:
     All work of the host during a step runs on them, since one thread more than there are cores would halt one that
     others wait for.
     """
-    return _pool("step", os.getpid())
+    return pool("step", os.getpid())
 
 
 def run_all(tasks: Sequence[Callable[[], Result]], *, threads: int | None = None) -> list[Result]:
@@ -62,7 +62,7 @@ def run_all(tasks: Sequence[Callable[[], Result]], *, threads: int | None = None
             pending.clear()
             raise
 
-    others = [_pool("parts", os.getpid()).submit(work) for _ in range(1, limit)]
+    others = [pool("parts", os.getpid()).submit(work) for _ in range(1, limit)]
     try:
         work()
     finally:
@@ -87,6 +87,6 @@ def over_ranges(
 
 
 @functools.cache
-def _pool(purpose: str, process: int) -> concurrent.futures.ThreadPoolExecutor:
+def pool(purpose: str, process: int) -> concurrent.futures.ThreadPoolExecutor:
     """Returns a pool for each process: threads do not survive a fork."""
     return concurrent.futures.ThreadPoolExecutor(max(1, cores() - 1), thread_name_prefix=f"coowned-{purpose}")

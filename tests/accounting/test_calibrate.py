@@ -156,7 +156,7 @@ def test_results_are_kept(tmp_path, monkeypatch):
     def fail(*arguments, **named):
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(module, "_calibrate_sampled", fail)
+    monkeypatch.setattr(module, "calibrate_sampled", fail)
     assert calibrate(m, epsilon=2.0, delta=1e-8, adjacency="zero-out") == first
     with pytest.raises(AssertionError, match="computed again"):
         calibrate(m, epsilon=2.0, delta=1e-8, adjacency="replace")
@@ -182,10 +182,10 @@ def test_the_least_noise_is_certified_for_a_user_who_is_drawn_about_once_in_a_mi
 
 
 def test_noise_is_raised_where_the_least_cannot_be_certified():
-    raised = module._least_certified(lambda noise: noise >= 2.0, 1.0)
+    raised = module.least_certified(lambda noise: noise >= 2.0, 1.0)
     assert 2.0 <= raised <= 2.0 * (1 + 2 * module.RELATIVE_TOLERANCE)
     with pytest.raises(UncertifiableError, match="larger delta"):
-        module._least_certified(lambda noise: False, 1.0)
+        module.least_certified(lambda noise: False, 1.0)
 
 
 def test_imprecise_answers_are_not_returned(monkeypatch):
@@ -210,12 +210,12 @@ def test_the_search_finds_any_root(near, exact):
         lambda noise: max(0.0, 1 + 30 * math.log(exact / noise)),
         lambda noise: 0.0 if noise >= exact else math.inf,
     ):
-        found = module._narrow(falling, falling, 1.0, 1.0, near=near)
+        found = module.narrow(falling, falling, 1.0, 1.0, near=near)
         assert exact * (1 - 1e-12) <= found <= exact * (1 + 2 * module.RELATIVE_TOLERANCE)
 
 
 @pytest.mark.parametrize("near", [True, False])
 def test_the_search_ends_at_its_limits(near):
-    assert module._narrow(lambda noise: 0.0, lambda noise: 0.0, 1.0, 1.0, near=near) == module._SMALLEST
+    assert module.narrow(lambda noise: 0.0, lambda noise: 0.0, 1.0, 1.0, near=near) == module.SMALLEST
     with pytest.raises(UncertifiableError, match="1e12"):
-        module._narrow(lambda noise: 2.0, lambda noise: 2.0, 1.0, 1.0, near=near)
+        module.narrow(lambda noise: 2.0, lambda noise: 2.0, 1.0, 1.0, near=near)

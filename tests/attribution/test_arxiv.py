@@ -25,7 +25,7 @@ def write(file, papers):
 
 
 def test_papers_and_authors(tmp_path, monkeypatch):
-    monkeypatch.setattr("coowned.attribution.examples._BATCH_CHARACTERS", 250)  # the last chunk is not full
+    monkeypatch.setattr("coowned.attribution.examples.BATCH_CHARACTERS", 250)  # the last chunk is not full
     examples = read_arxiv(write(tmp_path / "arxiv.json", PAPERS))
     assert examples.ids.to_pylist() == ["0704.0001", "math/0001", "0704.0003"]
     assert users_of(examples) == [{"jean luc muller", "p m nadolsky jr"}, {"jean luc muller"}, set()]

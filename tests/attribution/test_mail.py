@@ -168,7 +168,7 @@ def test_repeats_are_found_across_batches(tmp_path, monkeypatch):
     messages = [_text(f"text {row}", From=f"u{row % 3}@x.org", Message_ID=f"<{row % 5}@x>") for row in range(40)]
     file = _mbox(tmp_path, *messages)
     whole = read_mail(file)
-    monkeypatch.setattr("coowned.attribution.examples._BATCH_CHARACTERS", 1)
+    monkeypatch.setattr("coowned.attribution.examples.BATCH_CHARACTERS", 1)
     split = read_mail(file)
     assert split.graph.digest == whole.graph.digest
     assert split.payload.to_pylist() == whole.payload.to_pylist()

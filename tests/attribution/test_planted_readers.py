@@ -41,8 +41,8 @@ def types_of_the_cells(patch):
     """The type that cells gave to their column decides how all of them are read."""
     for module in (columns, example_table):
         patch.setattr(module, "types_are_inferred", lambda schema, *names: False)
-    patch.setitem(table_files._READERS, "jsonl", lambda file, options: pyarrow.json.read_json(file))
-    patch.setitem(table_files._READERS, "csv", lambda file, options: pyarrow.csv.read_csv(file))
+    patch.setitem(table_files.READERS, "jsonl", lambda file, options: pyarrow.json.read_json(file))
+    patch.setitem(table_files.READERS, "csv", lambda file, options: pyarrow.csv.read_csv(file))
     for module in (tables, sql):
         patch.setattr(module, "values_to_arrow", lambda values, text=None: _common_type(values, text))
     patch.setattr(test_columns, "everything_read", lambda payload: {"cells": payload.column("x").to_pylist()})
@@ -59,22 +59,22 @@ def _common_type(values, text):
 
 def messages_by_their_first_line(patch):
     """Whatever line begins with From and has a date begins a message, whether lengths were counted or not."""
-    counted, split = mail_boxes._counted_end, mail_boxes._split_by_length
+    counted, split = mail_boxes.counted_end, mail_boxes.split_by_length
 
     def by_length(*arguments, **named):
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(mail_boxes, "_counted_end", counted)
+            inner.setattr(mail_boxes, "counted_end", counted)
             yield from list(split(*arguments, **named))
 
     def lines(content, start, dated):
-        at = content.find(b"\n", mail_boxes._first_line(content, start))
+        at = content.find(b"\n", mail_boxes.first_line(content, start))
         while (at := content.find(b"\nFrom ", at) + 1) > 0:
-            if mail_boxes._is_dated(content, at):
-                yield at, mail_boxes._Line.START
+            if mail_boxes.is_dated(content, at):
+                yield at, mail_boxes.Line.START
 
-    patch.setattr(mail_boxes, "_split_by_length", by_length)
-    patch.setattr(mail_boxes, "_counted_end", lambda content, start: None)
-    patch.setattr(mail_boxes, "_from_lines", lines)
+    patch.setattr(mail_boxes, "split_by_length", by_length)
+    patch.setattr(mail_boxes, "counted_end", lambda content, start: None)
+    patch.setattr(mail_boxes, "from_lines", lines)
 
 
 def keys_by_the_first_spelling(patch):

@@ -209,7 +209,7 @@ def test_progress_is_told(tmp_path):
 
 def test_batches_of_text(tmp_path, monkeypatch):
     whole = read_slack(write_folder(tmp_path, SMALL))
-    monkeypatch.setattr("coowned.attribution.examples._BATCH_CHARACTERS", 150)
+    monkeypatch.setattr("coowned.attribution.examples.BATCH_CHARACTERS", 150)
     cut = read_slack(tmp_path)
     assert cut.payload.column("text").num_chunks > 1
     assert cut.payload.equals(whole.payload)
@@ -328,7 +328,7 @@ def test_not_an_export(tmp_path):
 
 
 def test_a_file_beyond_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr("coowned.attribution.slack._LARGEST_FILE", 10)
+    monkeypatch.setattr("coowned.attribution.slack.LARGEST_FILE", 10)
     with pytest.raises(InputError, match=r"channels.json: has \d+ bytes, too many for one day"):
         read_slack(write_zip(tmp_path / "e.zip", SMALL))
 

@@ -125,7 +125,7 @@ def test_separator():
 
 
 def test_many_rows_are_cut_into_parts(monkeypatch):
-    monkeypatch.setattr("coowned.attribution.tables._ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("coowned.attribution.tables.ROWS_AT_ONCE", 2)
     table = {"users": ["a;b", "b", "", "c;a", "d"], "cc": ["x", None, "y", "", "z"]}
     assert users_of(from_table(table, separator=";")) == [{"a", "b"}, {"b"}, set(), {"a", "c"}, {"d"}]
     assert users_of(from_table(table, ["users", "cc"], separator=";"))[2:] == [{"y"}, {"a", "c"}, {"d", "z"}]

@@ -370,10 +370,10 @@ def test_no_more_than_jax_privacy(m, share, precision, delta, level):
     m = m if n > right else m + 1
     strategy = Explicit(0.5)
     wanted = theirs.epsilon_one_run(level, delta, threshold_strategy=strategy)
-    found = canaries._largest(lambda epsilon: canaries._p_value(epsilon, delta, m, n, right) <= level)
+    found = canaries.largest_refuted(lambda epsilon: canaries.p_value(epsilon, delta, m, n, right) <= level)
     assert wanted - 1e-5 <= found <= wanted + 1e-6
     wanted = theirs.epsilon_one_run_fdp(level, delta, threshold_strategy=strategy)
-    mu = canaries._largest(lambda mu: canaries._refutes_gaussian(mu, m, n, right, level))
+    mu = canaries.largest_refuted(lambda mu: canaries.refutes_gaussian(mu, m, n, right, level))
     found = gaussian_epsilon(mu, delta) if mu else 0.0
     assert wanted - 2e-5 * (1 + wanted) <= found <= wanted + 2e-6 * (1 + wanted)
 

@@ -410,7 +410,7 @@ def test_swallowed_interrupt_ends_at_the_next_step(folder: Path, monkeypatch, ca
     begin = RunFolder.begin
 
     def interrupted(self, record):
-        interrupts._received.append(signal.SIGINT)
+        interrupts.received.append(signal.SIGINT)
         return begin(self, record)
 
     with monkeypatch.context() as patch:

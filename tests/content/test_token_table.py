@@ -321,7 +321,7 @@ def test_other_copies_do_not_matter():
 def test_streams_of_copies_are_disjoint(one, other):
     def blocks(row, copy, chunk):
         """(nonce, first block) of a chunk of a copy's stream: what ChaCha20 sees beside the key."""
-        first = (copy * int(token_table._CHUNKS_A_COPY) + chunk) * LANES
+        first = (copy * int(token_table.CHUNKS_A_COPY) + chunk) * LANES
         assert first + LANES <= 2**64
         return row, first
 
@@ -331,7 +331,7 @@ def test_streams_of_copies_are_disjoint(one, other):
 def test_stream_is_read_from_the_copys_place():
     def first_of(row, copy):
         words, cursor = np.empty(WORDS, np.uint64), np.array([WORDS, copy << 26])
-        token_table._below(MASKS_KEY, np.uint64(row), words, cursor, 7)
+        token_table.below(MASKS_KEY, np.uint64(row), words, cursor, 7)
         return words[0]
 
     expected = np.empty(1, np.uint64)
@@ -343,11 +343,11 @@ def test_stream_is_read_from_the_copys_place():
 def test_words_of_the_incomplete_part_are_passed_over():
     words = np.array([0, 1, 2, 3, 2**64 - 1, 9], np.uint64)  # 2^64 mod 10 = 6: below 6 is passed over
     cursor = np.array([0, 0])
-    assert token_table._below(MASKS_KEY, np.uint64(0), words, cursor, 10) == 5
-    assert token_table._below(MASKS_KEY, np.uint64(0), words, cursor, 10) == 9
+    assert token_table.below(MASKS_KEY, np.uint64(0), words, cursor, 10) == 5
+    assert token_table.below(MASKS_KEY, np.uint64(0), words, cursor, 10) == 9
     assert cursor.tolist() == [6, 0]
     assert (
-        0 <= token_table._below(MASKS_KEY, np.uint64(0), words, cursor, 10) < 10
+        0 <= token_table.below(MASKS_KEY, np.uint64(0), words, cursor, 10) < 10
     )  # used up: the next words of the stream
     assert cursor[1] == 1
 

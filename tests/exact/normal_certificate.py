@@ -184,7 +184,7 @@ def log_error() -> float:
             worst = max(worst, found.error / float(abs(whole).a))
     series = 2 * mpmath.mpf("0.172") ** 27 / 27 * mpmath.mpf("1.04")  # terms of artanh that are left out
     with mpmath.workprec(200):
-        split = 64 * abs(mpmath.mpf(normals._LN2_HIGH) + mpmath.mpf(normals._LN2_LOW) - mpmath.log(2))
+        split = 64 * abs(mpmath.mpf(normals.LN2_HIGH) + mpmath.mpf(normals.LN2_LOW) - mpmath.log(2))
     return worst + float(series + split) / 2.5
 
 

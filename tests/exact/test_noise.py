@@ -225,7 +225,7 @@ def test_values_at_a_boundary_are_refined():
     normals = np.array([0.5, -0.5, 1.0, np.nan, 0.3])
     values = normals * 1.0 + 0.5
     out, doubtful = np.empty(5, np.int64), np.empty(5, np.int64)
-    count = noise_module._round(normals, values, (2.0**-46, 2.0**-60), out, doubtful)
+    count = noise_module.round_exactly(normals, values, (2.0**-46, 2.0**-60), out, doubtful)
     assert doubtful[:count].tolist() == [0, 1, 3]
     assert out[[2, 4]].tolist() == [1, 0]
 

@@ -213,9 +213,9 @@ def test_clipped_copies_are_counted(shape):
 
 def test_sums_of_the_most_copies_fit():
     longest = Grid.for_linear(math.nextafter(1.0, 0)).radius
-    assert sparse_sums._MOST_COPIES * longest < 2.0**63
-    assert sparse_sums._LONGEST + sparse_sums._LARGEST**2 < 2**63
-    assert (sparse_sums._MANY - 1) * sparse_sums._LARGEST**2 + ONE**2 <= sparse_sums._LONGEST
+    assert sparse_sums.MOST_COPIES * longest < 2.0**63
+    assert sparse_sums.LONGEST + sparse_sums.LARGEST**2 < 2**63
+    assert (sparse_sums.MANY - 1) * sparse_sums.LARGEST**2 + ONE**2 <= sparse_sums.LONGEST
 
 
 def test_bad_arguments_are_refused():

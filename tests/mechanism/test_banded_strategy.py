@@ -51,7 +51,7 @@ def test_as_good_as_jax_privacy():
     ours = BandedStrategy(num_bands, iterations).coefficients
     theirs = np.asarray(toeplitz.optimize_banded_toeplitz(iterations, num_bands), np.float64)
     np.testing.assert_allclose(ours, theirs, atol=2e-6)
-    errors = [banded_strategy._mean_squared_error(c, iterations) * float(c @ c) for c in (ours, theirs)]
+    errors = [banded_strategy.mean_squared_error(c, iterations) * float(c @ c) for c in (ours, theirs)]
     assert errors[0] <= errors[1] * (1 + 1e-9)
 
 
@@ -195,14 +195,14 @@ def test_coefficients_are_read_only():
 def forge(folder, text):
     """Puts another text into the one entry of a cache, with its check."""
     (entry,) = (folder / "strategies").iterdir()
-    entry.write_text(f"{files._check(entry.stem, text)}\n{text}")
+    entry.write_text(f"{files.checksum_of(entry.stem, text)}\n{text}")
 
 
 def test_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("COOWNED_CACHE", str(tmp_path / "new"))
     strategy = BandedStrategy(3, 11)
     assert len(list((tmp_path / "new" / "strategies").iterdir())) == 1
-    monkeypatch.setattr(banded_strategy, "_optimize", lambda *_: pytest.fail("the cache was not read"))
+    monkeypatch.setattr(banded_strategy, "optimize", lambda *_: pytest.fail("the cache was not read"))
     assert BandedStrategy(3, 11) == strategy
 
 

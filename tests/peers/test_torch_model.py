@@ -239,7 +239,7 @@ def test_errors_of_the_model_are_reported(torch, monkeypatch):
         with pytest.raises(RuntimeError, match="can't allocate memory"):
             model._program_for_data()({}, rows)
     batch["word"][3] = 50
-    monkeypatch.setattr(interrupts, "_received", [2])  # its exception was lost, or ended as another
+    monkeypatch.setattr(interrupts, "received", [2])  # its exception was lost, or ended as another
     with pytest.raises(KeyboardInterrupt):
         sums(model, batch)
 

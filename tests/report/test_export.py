@@ -85,7 +85,7 @@ def test_export_is_whole_or_none(runs, tmp_path, monkeypatch):
         raise OSError(28, "no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(export, "_readme", broken)
+        patch.setattr(export, "readme", broken)
         with pytest.raises(OSError, match="No space left"):
             export_model(runs["scheduled"], tmp_path / "model")
     assert not list(tmp_path.iterdir())

@@ -280,7 +280,7 @@ def test_models_have_repeatable_bytes(tmp_path):
     """Wrong with probability (1/24)^4 at most: the library would write four entries in 24 orders."""
     arrays = {"b": np.arange(3.0), "a": np.ones((2, 2), np.float32)}
     metadata = {"statement": 'Sätze, "quoted"', "plan": "1", "step": "2", "run": "3"}
-    contents = {run_folder._serialize(arrays, metadata) for _ in range(5)}
+    contents = {run_folder.serialize(arrays, metadata) for _ in range(5)}
     assert len(contents) == 1
     file = tmp_path / "model.safetensors"
     file.write_bytes(contents.pop())

@@ -237,9 +237,9 @@ def test_work_in_many_ranges_gives_the_same(selector, monkeypatch):
     graph = graph_of(rows, num_users=150)
     whole = selector.select(graph, seed=6)
     calls = []
-    monkeypatch.setattr("coowned.selection.order._RANGE", 7)
-    monkeypatch.setattr("coowned.selection.order._BUCKET", 16)
-    monkeypatch.setattr("coowned.selection.greedy_min_separation._ROWS", 10)
+    monkeypatch.setattr("coowned.selection.order.RANGE", 7)
+    monkeypatch.setattr("coowned.selection.order.BUCKET", 16)
+    monkeypatch.setattr("coowned.selection.greedy_min_separation.ROWS", 10)
     assert selector.select(graph, seed=6, progress=lambda done, message: calls.append(done)) == whole
     assert len(calls) > 50
     assert calls == sorted(calls)

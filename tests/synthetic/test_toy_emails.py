@@ -158,7 +158,7 @@ def test_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     def fail(row):
         raise OSError("disk full")
 
-    monkeypatch.setattr(toy_emails, "_as_message", fail)
+    monkeypatch.setattr(toy_emails, "as_message", fail)
     with pytest.raises(OSError, match="disk full"):
         write_mbox(EmailWorld(num_people=3, num_emails=8).generate(seed=0), path)
     assert [file.name for file in tmp_path.iterdir()] == ["mail.mbox"]

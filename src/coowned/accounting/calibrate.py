@@ -14,7 +14,7 @@ from coowned.mechanism.mechanism import Mechanism, Steps
 
 ACCOUNTANT_VERSION = 3  # raise it whenever any epsilon or noise multiplier may change
 RELATIVE_TOLERANCE = 3e-4  # of the noise multiplier: distance to one that misses the target
-_SMALLEST, _LARGEST = 1e-4, 1e12  # noise multipliers the search looks at
+SMALLEST, _LARGEST = 1e-4, 1e12  # noise multipliers the search looks at
 _ROUGH_LOOSENESS = 3e-3  # of epsilon, while the search is still far away
 _NEAR = 0.02  # of epsilon, or of the noise multiplier: from here on the search is at the finest grid
 _FEW_DRAWS = 5.0  # expected in the whole run: below it the coarse search is far off
@@ -59,7 +59,7 @@ def calibrate(mechanism: Mechanism, *, epsilon: float, delta: float, adjacency: 
     def search() -> float:
         noise_multiplier = smallest
         for steps in sampled:
-            found = _calibrate_sampled(steps, epsilon, delta, adjacency, at_least=noise_multiplier)
+            found = calibrate_sampled(steps, epsilon, delta, adjacency, at_least=noise_multiplier)
             noise_multiplier = max(noise_multiplier, found)
         return noise_multiplier
 
@@ -179,7 +179,7 @@ def refuse_if_never_drawn(mechanism: Mechanism, delta: float) -> None:
             )
 
 
-def _calibrate_sampled(steps: Steps, epsilon: float, delta: float, adjacency: str, *, at_least: float) -> float:
+def calibrate_sampled(steps: Steps, epsilon: float, delta: float, adjacency: str, *, at_least: float) -> float:
     log_delta = math.log(delta)
 
     def coarse(log_noise: float) -> float:
@@ -198,19 +198,19 @@ def _calibrate_sampled(steps: Steps, epsilon: float, delta: float, adjacency: st
     if at_least > 0 and proven(at_least) <= epsilon:
         noise_multiplier = at_least
     else:
-        start = max(math.exp(_root(coarse)), _SMALLEST)
+        start = max(math.exp(_root(coarse)), SMALLEST)
         draws = steps.copies * steps.probability * steps.repetitions
-        noise_multiplier = _narrow(proven, rough, start, epsilon, near=draws > _FEW_DRAWS)
+        noise_multiplier = narrow(proven, rough, start, epsilon, near=draws > _FEW_DRAWS)
     # The search may pass through noise that cannot be certified, but may not end there.
     if not answers[noise_multiplier].error_share <= ALLOWED_ERROR_SHARE:
-        return _least_certified(
+        return least_certified(
             lambda noise: proven(noise) <= epsilon and answers[noise].error_share <= ALLOWED_ERROR_SHARE,
             noise_multiplier,
         )
     return noise_multiplier
 
 
-def _least_certified(certified: Callable[[float], bool], refused: float) -> float:
+def least_certified(certified: Callable[[float], bool], refused: float) -> float:
     """Returns the least noise above `refused` that the accountant certifies for the target: more than is needed.
 
     For where numerical errors are too large a part of delta until the noise is a little larger.
@@ -236,7 +236,7 @@ def _root(falling: Callable[[float], float]) -> float:
     low, high = math.log(0.7), math.log(1.4)
     while falling(low) <= 0:
         low, high = low - math.log(2), low
-        if low < math.log(_SMALLEST):
+        if low < math.log(SMALLEST):
             return low
     while falling(high) > 0:
         low, high = high, high + math.log(4)
@@ -245,7 +245,7 @@ def _root(falling: Callable[[float], float]) -> float:
     return find_root(falling, low, high, absolute=1e-3)
 
 
-def _narrow(
+def narrow(
     proven: Callable[[float], float], rough: Callable[[float], float], start: float, epsilon: float, *, near: bool
 ) -> float:
     """Narrows down the smallest noise multiplier that meets the target, from a start that is nearly right if `near`.
@@ -286,7 +286,7 @@ class _Bracket:
     def is_narrow(self) -> bool:
         if self.met is None:
             return False
-        return self.met <= _SMALLEST or (self.missed is not None and self.met / self.missed <= 1 + RELATIVE_TOLERANCE)
+        return self.met <= SMALLEST or (self.missed is not None and self.met / self.missed <= 1 + RELATIVE_TOLERANCE)
 
     def add(self, noise: float, value: float) -> None:
         """Records that `noise` gives an epsilon of `value`."""
@@ -312,7 +312,7 @@ class _Bracket:
             noise = max(noise, math.exp(max(point[0] for point in self.points)) * (1 + 1e-4))
         elif self.missed is None:
             noise = min(noise, self.met * (1 - 1e-4))
-        return min(max(noise, _SMALLEST), _LARGEST)
+        return min(max(noise, SMALLEST), _LARGEST)
 
 
 def _approach(rough: Callable[[float], float], start: float, epsilon: float) -> tuple[float, float]:
@@ -330,14 +330,14 @@ def _approach(rough: Callable[[float], float], start: float, epsilon: float) -> 
         else:
             high, below = here, ratio
         slope = min((below - above) / (high - low), -0.05) if math.isfinite(high - low) else -1.5
-        if abs(ratio) <= _NEAR or high - low <= _NEAR or high <= math.log(_SMALLEST):
+        if abs(ratio) <= _NEAR or high - low <= _NEAR or high <= math.log(SMALLEST):
             break
         if low >= math.log(_LARGEST):
             raise UncertifiableError(_NO_NOISE)
         if math.isinf(high):
             here, step = min(low + step, math.log(_LARGEST)), 2 * step
         elif math.isinf(low):
-            here, step = max(high - step, math.log(_SMALLEST)), 2 * step
+            here, step = max(high - step, math.log(SMALLEST)), 2 * step
         else:
             share = above / (above - below) if turn % 2 else 0.5
             here = low + min(max(share, 0.05), 0.95) * (high - low)

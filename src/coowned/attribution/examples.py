@@ -29,7 +29,7 @@ from coowned.errors import InputError
 pc: Any = pyarrow.compute  # its functions are created at import, so type checkers do not see them
 
 SEVERAL = "users_that_look_like_several"  # a note
-_BATCH_CHARACTERS = 8 << 20  # of the texts that become one Arrow batch
+BATCH_CHARACTERS = 8 << 20  # of the texts that become one Arrow batch
 # How other programs write a missing value; such users are reported, not dropped.
 _MISSING = ["nan", "none", "null", "na", "n/a", "#n/a", "nil", "undefined", "<na>"]
 
@@ -223,7 +223,7 @@ class ExampleBuilder(MentionsBuilder):
             column.append(value)
         self._num_rows += 1
         self._characters += characters + 100
-        if self._characters >= _BATCH_CHARACTERS:
+        if self._characters >= BATCH_CHARACTERS:
             self._end_batch()
 
     def __len__(self) -> int:

@@ -216,21 +216,21 @@ def split_mbox(content: bytes | mmap.mmap, dialect: str | None = None, *, name: 
     Cost: linear in the file.
     """
     if dialect in ("mboxcl", "mboxcl2"):
-        yield from _split_by_length(content, name, escaped=dialect == "mboxcl")
+        yield from split_by_length(content, name, escaped=dialect == "mboxcl")
         return
-    dated = None if dialect else _is_dated(content, _first_line(content, 0))
+    dated = None if dialect else is_dated(content, first_line(content, 0))
     start, number = 0, 1
     unescaped = unconfirmed = 0  # the first message with an unescaped line, and the first that only a line ends
     while start < len(content):
-        counted = None if dialect else _counted_end(content, start)
+        counted = None if dialect else counted_end(content, start)
         stop = len(content)
-        for at, kind in _from_lines(content, start, dated):
-            if kind is _Line.TEXT:
+        for at, kind in from_lines(content, start, dated):
+            if kind is Line.TEXT:
                 unescaped = unescaped or number
                 continue
             if counted is not None and at < counted:
                 raise _undecided(name, number, "by its Content-Length, a line that begins a message is a part of it")
-            if kind is _Line.ODD and at != counted:
+            if kind is Line.ODD and at != counted:
                 raise _undecided(name, number, "a line in it looks like the beginning of the next message, but without "
                                  "an empty line before it, or without a date where others have one")  # fmt: skip
             stop = at
@@ -243,10 +243,10 @@ def split_mbox(content: bytes | mmap.mmap, dialect: str | None = None, *, name: 
         start, number = stop, number + 1
 
 
-def _split_by_length(content: bytes | mmap.mmap, name: str, *, escaped: bool) -> Iterator[Piece]:
+def split_by_length(content: bytes | mmap.mmap, name: str, *, escaped: bool) -> Iterator[Piece]:
     start, number = 0, 1
     while start < len(content):
-        stop = _counted_end(content, start)
+        stop = counted_end(content, start)
         if stop is None:
             raise InputError(
                 f"{name}, message {number}: no Content-Length that leads to the next message, although the dialect is "
@@ -263,7 +263,7 @@ def _undecided(name: str, number: int, why: str) -> InputError:
     )
 
 
-class _Line(enum.Enum):
+class Line(enum.Enum):
     """The possible meanings of a line that begins with "From "."""
 
     START = "the beginning of a message"
@@ -271,46 +271,46 @@ class _Line(enum.Enum):
     TEXT = "text"
 
 
-def _from_lines(content: bytes | mmap.mmap, start: int, dated: bool | None) -> Iterator[tuple[int, _Line]]:
+def from_lines(content: bytes | mmap.mmap, start: int, dated: bool | None) -> Iterator[tuple[int, Line]]:
     """Yields the "From " lines in and after the message at `start`, except the one or two that open it.
 
     Where the end of the file leaves it open what a line would have been, it is passed over.
     """
-    at = _first_line(content, start)
+    at = first_line(content, start)
     if content[at : at + 5] == b"From ":
         at = content.find(b"\n", at) + 1 or len(content)
     while (at := content.find(_SEPARATOR, at) + 1) > 0:
         end = content.find(b"\n", at, at + _LONGEST_LINE)
         if end < 0 and at + _LONGEST_LINE >= len(content):
             return
-        own_date = _is_dated(content, at)
+        own_date = is_dated(content, at)
         if end < 0 or not (own_date or _UNDATED.match(content[at:end])):
-            yield at, _Line.TEXT
+            yield at, Line.TEXT
             continue
         header = _header_follows(content, end + 1)
         if header is None:
             return
         empty_line = content[max(at - 2, 0) : at] == b"\n\n" or content[max(at - 3, 0) : at] == b"\n\r\n"
         if not header or not (own_date or empty_line):
-            yield at, _Line.TEXT
+            yield at, Line.TEXT
         else:
-            yield at, _Line.START if empty_line and dated in (None, own_date) else _Line.ODD
+            yield at, Line.START if empty_line and dated in (None, own_date) else Line.ODD
 
 
-def _first_line(content: bytes | mmap.mmap, start: int) -> int:
+def first_line(content: bytes | mmap.mmap, start: int) -> int:
     """Returns the start of a message's first line, after a byte-order mark and empty lines."""
     return _OPENING.match(content, start).end()  # type: ignore[union-attr]
 
 
-def _is_dated(content: bytes | mmap.mmap, at: int) -> bool | None:
+def is_dated(content: bytes | mmap.mmap, at: int) -> bool | None:
     """Returns whether a "From " line has a date; None if it is not such a line."""
     line = content[at : at + _LONGEST_LINE].partition(b"\n")[0]
     return _DATED.match(line) is not None if line.startswith(b"From ") else None
 
 
-def _counted_end(content: bytes | mmap.mmap, start: int) -> int | None:
+def counted_end(content: bytes | mmap.mmap, start: int) -> int | None:
     """Returns the end of the message at `start` by its Content-Length; None if no message ends there."""
-    begin = _first_line(content, start)
+    begin = first_line(content, start)
     end = _HEADER_END.search(content, begin)
     lengths = set() if end is None else set(_CONTENT_LENGTH.findall(content, begin, end.start() + 1))
     if end is None or len(lengths) != 1:

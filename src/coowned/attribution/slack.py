@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _LISTS = ("channels.json", "groups.json", "dms.json", "mpims.json")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}\.json")
-_LARGEST_FILE = 1 << 30  # one day of one channel; more is no export
+LARGEST_FILE = 1 << 30  # one day of one channel; more is no export
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
 _COUNTS = ("messages", "repeated_messages", "notices_left_out", "bot_messages", "messages_without_author")
 _PAYLOAD = pa.schema([("channel", pa.large_string()), ("ts", pa.large_string()), ("text", pa.large_string())])
@@ -288,7 +288,7 @@ class _SlackFiles:
     def read(self, name: str, kind: type[Kind]) -> Kind:
         """Decodes one JSON file."""
         where = f"{self.path}: {name}"
-        if self.sizes[name] > _LARGEST_FILE:
+        if self.sizes[name] > LARGEST_FILE:
             raise InputError(
                 f"{where}: has {self.sizes[name]:,} bytes, too many for one day of a channel; check the file"
             )

@@ -115,7 +115,7 @@ def read_small_table(path: str | os.PathLike[str]) -> pa.Table:
 
 def _read_all(kind: str, path: str | os.PathLike[str], options: DataOptions) -> tuple[pa.Table, Location]:
     """Returns the rows of all files, and where they came from."""
-    read = _READERS[kind]
+    read = READERS[kind]
     files = files_of(path, SUFFIXES["parquet" if kind == _METADATA else kind])
     tables: list[pa.Table] = []
     for file in files:
@@ -303,7 +303,7 @@ def _breaks_arrow(file: Path) -> bool:
         return any(line.count(b"[") + line.count(b"{") > _DEEPEST for line in lines)
 
 
-_READERS = {
+READERS = {
     "parquet": _read_parquet_file,
     _METADATA: _read_parquet_metadata,
     "csv": _read_csv_file,

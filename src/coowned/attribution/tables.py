@@ -25,7 +25,7 @@ from coowned.errors import InputError
 pc: Any = pyarrow.compute  # its functions are created at import, so type checkers do not see them
 
 _LOG = logging.getLogger(__name__)
-_ROWS_AT_ONCE = 1 << 20  # rows whose names are split and joined at once
+ROWS_AT_ONCE = 1 << 20  # rows whose names are split and joined at once
 EXACT = 2**53  # float64 holds every integer up to it
 _INFERRED = b"coowned.inferred"  # in a schema's metadata: names of columns, or null for all
 # Values of other types (an object, a UUID, an address, ...) become text.
@@ -458,9 +458,9 @@ def _names_by_row(
         return columns[0]
     parts = []
     # Some rows at a time, and only codes kept: what is cut and joined on the way is never there for all rows at once.
-    for begin in range(0, table.num_rows, _ROWS_AT_ONCE):
+    for begin in range(0, table.num_rows, ROWS_AT_ONCE):
         lists = [
-            _as_lists(column.slice(begin, _ROWS_AT_ONCE), name, separator, begin, lenient=lenient, where=where)
+            _as_lists(column.slice(begin, ROWS_AT_ONCE), name, separator, begin, lenient=lenient, where=where)
             for name, column in zip(names, columns, strict=True)
         ]
         offsets, entries = lists[0] if len(lists) == 1 else _side_by_side(lists)

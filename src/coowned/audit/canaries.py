@@ -63,7 +63,7 @@ def epsilon_lower_bound(scores: npt.ArrayLike, included: npt.ArrayLike, *, delta
     """
 
     def refutes(epsilon: float, m: int, n: int, right: int, level: float) -> bool:
-        return _p_value(epsilon, delta, m, n, right) <= level
+        return p_value(epsilon, delta, m, n, right) <= level
 
     return _best(scores, included, delta, alpha, refutes)
 
@@ -76,7 +76,7 @@ def gaussian_lower_bound(scores: npt.ArrayLike, included: npt.ArrayLike, *, delt
       >>> round(gaussian_lower_bound(included, included, delta=1e-5, alpha=0.01), 2)
       7.14
     """
-    mu = _best(scores, included, delta, alpha, _refutes_gaussian)
+    mu = _best(scores, included, delta, alpha, refutes_gaussian)
     return gaussian_epsilon(mu, delta) if mu else 0.0
 
 
@@ -90,10 +90,10 @@ def _best(
     m = len(known)
     right = np.cumsum(inside[np.argsort(-known, kind="stable")])  # (m,) right ones among the first 1, 2, ... guesses
     counts = [(math.ceil(share * m), part * alpha) for share, part in _GUESSED]
-    return max(_largest(refutes, m, n, int(right[n - 1]), level) for n, level in counts)
+    return max(largest_refuted(refutes, m, n, int(right[n - 1]), level) for n, level in counts)
 
 
-def _largest(refutes: Callable[..., bool], *seen: float) -> float:
+def largest_refuted(refutes: Callable[..., bool], *seen: float) -> float:
     """Returns the largest value that what was seen refutes, all smaller ones being refuted too; 0 if none is."""
     if not refutes(0.0, *seen):
         return 0.0
@@ -106,7 +106,7 @@ def _largest(refutes: Callable[..., bool], *seen: float) -> float:
     return low
 
 
-def _p_value(epsilon: float, delta: float, m: int, n: int, right: int) -> float:
+def p_value(epsilon: float, delta: float, m: int, n: int, right: int) -> float:
     """Bounds the probability of so many right guesses under (epsilon, delta) from above (Steinke et al., Thm 5.2)."""
     pure = binom.sf(right - 1, n, expit(epsilon))  # each guess is right with probability e^epsilon / (1 + e^epsilon)
     fewer = np.arange(1, right + 1)  # guesses that a failure of probability delta may have turned right
@@ -114,7 +114,7 @@ def _p_value(epsilon: float, delta: float, m: int, n: int, right: int) -> float:
     return float(pure + 2 * m * delta * gained.max(initial=0.0))
 
 
-def _refutes_gaussian(mu: float, m: int, n: int, right: int, level: float) -> bool:
+def refutes_gaussian(mu: float, m: int, n: int, right: int, level: float) -> bool:
     """Returns whether so many right guesses refute mu-Gaussian privacy (Mahloujifar et al., Algorithm 3)."""
     hit, miss = level * right / m, level * (n - right) / m
     for count in range(right - 1, -1, -1):

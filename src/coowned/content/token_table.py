@@ -189,7 +189,7 @@ class LabelledTokenTable(TokenizedExamples):
         batch["weights"][:] = np.isfinite(batch["labels"]) & (batch["lengths"] > 0)
 
 
-_CHUNKS_A_COPY = np.int64(1 << 26)  # a copy number has 31 bits, a chunk's number 58: no two copies share a chunk
+CHUNKS_A_COPY = np.int64(1 << 26)  # a copy number has 31 bits, a chunk's number 58: no two copies share a chunk
 
 _njit = compiled()
 
@@ -290,7 +290,7 @@ def _hide_tokens(key, copies, vocabulary, out):
         if out.lengths[i] > 0:
             candidates = np.int64(out.lengths[i]) - 2
             hidden = min(max(1, (3 * candidates + 10) // 20), out.positions.shape[1])
-            cursor[0], cursor[1] = WORDS, np.int64(copies.numbers[i]) * _CHUNKS_A_COPY
+            cursor[0], cursor[1] = WORDS, np.int64(copies.numbers[i]) * CHUNKS_A_COPY
             stream = _Stream(key, np.uint64(copies.rows[i]), words, cursor)
             _hide(stream, candidates, hidden, vocabulary, out.tokens[i], out.positions[i], out.targets[i])
         for j in range(hidden):
@@ -307,22 +307,22 @@ def _hide(stream, candidates, hidden, vocabulary, tokens, positions, targets):
     key, nonce, words, cursor = stream
     found = 0
     for j in range(candidates):
-        if _below(key, nonce, words, cursor, candidates - j) >= hidden - found:
+        if below(key, nonce, words, cursor, candidates - j) >= hidden - found:
             continue
         positions[found] = j + 1
         targets[found] = tokens[j + 1]
         found += 1
-        way = _below(key, nonce, words, cursor, 10)
+        way = below(key, nonce, words, cursor, 10)
         if way < 8:
             tokens[j + 1] = vocabulary.mask_id
         elif way == 8:
-            tokens[j + 1] = _below(key, nonce, words, cursor, vocabulary.size)
+            tokens[j + 1] = below(key, nonce, words, cursor, vocabulary.size)
         if found == hidden:
             break
 
 
 @_njit
-def _below(key, nonce, words, cursor, bound):
+def below(key, nonce, words, cursor, bound):
     """Returns an unbiased integer in [0, bound); words in the incomplete part of 2^64 are skipped."""
     range_ = np.uint64(bound)
     excess = (np.uint64(0) - range_) % range_  # 2^64 mod bound

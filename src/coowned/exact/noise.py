@@ -322,7 +322,7 @@ def _round_row(part, rounding, where, words, normals, room, doubtful):
     _feed_back(normals, model, rounding, part, part.step + step, begin, room.values, room.sums)
     errors = rounding.per_normal[model], rounding.fixed[model]
     out = part.ring[model, (part.step + step) % part.ring.shape[1]][begin : begin + normals.size]
-    found = _round(normals, room.values, errors, out, room.indices)
+    found = round_exactly(normals, room.values, errors, out, room.indices)
     if found:
         made = words, normals, room.values, room.sums
         found = _settle(made, errors, model, rounding, out, room.indices[:found])
@@ -358,7 +358,7 @@ def _feed_back(normals, model, rounding, part, step, begin, values, sums):
 
 
 @_njit
-def _round(normals, values, errors, out, doubtful):
+def round_exactly(normals, values, errors, out, doubtful):
     """out = floor(values); returns how many have an integer within their error, their indices in `doubtful`."""
     count = 0
     for j in range(normals.size):  # without a branch, so that it becomes vector code

@@ -32,7 +32,7 @@ CENTRAL = np.uint64(round(0.425 * 2**64))  # distance from the median, in units 
 SCARCE = np.uint64(1 << 47)  # a tail probability with fewer leading bits than this needs the second word
 LARGEST_ROOT = 5.0  # sqrt(-log p) up to which the tail formula holds: one word in 2^35 is beyond
 _TWO_M64 = 2.0**-64
-_LN2_HIGH, _LN2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10  # the first has 32 bits: products are exact
+LN2_HIGH, LN2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10  # the first has 32 bits: products are exact
 _MANTISSA, _ONE, _S52 = np.uint64((1 << 52) - 1), np.uint64(1023 << 52), np.uint64(52)
 
 # Wichura (1988), AS 241: numerators and denominators, the highest power first.
@@ -64,7 +64,7 @@ def log_of(m, exponent):
     series = 1.0 / 25.0
     for odd in (23.0, 21.0, 19.0, 17.0, 15.0, 13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0):
         series = series * z + 1.0 / odd
-    return exponent * _LN2_HIGH + (exponent * _LN2_LOW + 2.0 * s * series)
+    return exponent * LN2_HIGH + (exponent * LN2_LOW + 2.0 * s * series)
 
 
 @_njit

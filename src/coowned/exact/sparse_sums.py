@@ -20,10 +20,10 @@ from coowned.exact.linear_kernels import clip_to_integers, fill_residuals
 from coowned.exact.linear_sums import checked_coefficients
 
 ONE = 2**14  # stands for 1
-_LARGEST = 2**24  # of a number of a row
-_LONGEST = 2**62  # of the square of a row: a sum that must not pass 2^63
-_MANY = 2**14  # numbers of a row: fewer than that cannot pass _LONGEST
-_MOST_COPIES = 2**28  # times the radius is below 2^63
+LARGEST = 2**24  # of a number of a row
+LONGEST = 2**62  # of the square of a row: a sum that must not pass 2^63
+MANY = 2**14  # numbers of a row: fewer than that cannot pass LONGEST
+MOST_COPIES = 2**28  # times the radius is below 2^63
 _PARTS = 16  # of a batch, taken by whichever thread is free
 _FEW = 32  # copies that are not worth a part of their own
 
@@ -110,7 +110,7 @@ def clipped_sparse_sums(
     validate.same_length(mask.size, rows=features.rows, labels=labels)
     models, scores, width = array.shape
     radii = np.array([grid.radius for grid in grids])
-    if mask.size > _MOST_COPIES or not (radii < 2.0**34).all():
+    if mask.size > MOST_COPIES or not (radii < 2.0**34).all():
         raise InputError("a sparse sum needs Grid.for_linear and at most 2^28 copies")
     scales = np.array([1 / (ONE * grid.unit) for grid in grids])
     parts = max(1, min(_PARTS, mask.size // _FEW))
@@ -182,21 +182,21 @@ def _square(indices, values, width):
     square, previous, good = np.int64(ONE * ONE), np.int64(-1), indices.size <= width
     for t in range(indices.size):
         index, value = np.int64(indices[t]), np.int64(values[t])
-        good &= previous < index and -_LARGEST <= value <= _LARGEST
+        good &= previous < index and -LARGEST <= value <= LARGEST
         previous = index
         square += value * value
-    if good and indices.size >= _MANY:
+    if good and indices.size >= MANY:
         good = _is_short(values)
     return square if good and previous < width else np.int64(-1)
 
 
 @_njit
 def _is_short(values):
-    """Returns whether |X|^2 is at most _LONGEST, without overflow. A loop of its own: the usual one has no branch."""
+    """Returns whether |X|^2 is at most LONGEST, without overflow. A loop of its own: the usual one has no branch."""
     square = np.int64(ONE * ONE)
     for t in range(values.size):
         square += np.int64(values[t]) * np.int64(values[t])
-        if square > _LONGEST:
+        if square > LONGEST:
             return False
     return True
 

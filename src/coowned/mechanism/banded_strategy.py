@@ -101,7 +101,7 @@ class BandedStrategy:
         1.0
         """
         identity = (self.iterations + 1) / 2
-        return math.sqrt(_mean_squared_error(self.coefficients, self.iterations) / identity)
+        return math.sqrt(mean_squared_error(self.coefficients, self.iterations) / identity)
 
     def sensitivity_of(self, schedule: Schedule, graph: AttributionGraph) -> float:
         """Returns the l2 sensitivity, in clip norms, to one user's examples under zero-out adjacency, rounded up.
@@ -200,12 +200,12 @@ def _solve(coefficients: npt.NDArray[np.float64], right: npt.NDArray[np.float64]
     return np.asarray(lfilter([1.0], coefficients, right))
 
 
-def _mean_squared_error(coefficients: npt.NDArray[np.float64], iterations: int) -> float:
+def mean_squared_error(coefficients: npt.NDArray[np.float64], iterations: int) -> float:
     prefix = _solve(coefficients, np.ones(iterations))  # first column of A C^-1, which is Toeplitz as well
     return float(np.dot(prefix * prefix, np.arange(iterations, 0, -1)) / iterations)
 
 
-def _optimize(num_bands: int, iterations: int) -> npt.NDArray[np.float64]:
+def optimize(num_bands: int, iterations: int) -> npt.NDArray[np.float64]:
     """Minimizes log(mean squared error) + log(squared column norm): the scale of C does not matter."""
     from scipy.optimize import minimize
 
@@ -238,7 +238,7 @@ def _load_or_optimize(num_bands: int, iterations: int) -> npt.NDArray[np.float64
     return cached(
         "strategies",
         {"method": _METHOD, "num_bands": num_bands, "iterations": iterations},
-        lambda: _optimize(num_bands, iterations),
+        lambda: optimize(num_bands, iterations),
         encode=encode_json,
         decode=lambda text: _checked(json.loads(text), num_bands),
     )

@@ -54,7 +54,7 @@ def export_model(run_folder: str | os.PathLike[str], output: str | os.PathLike[s
         for name, content in files.items():
             (temporary / name).write_bytes(content)
         (temporary / "certificate.json").write_text(released_certificate(run.certificate), encoding="utf-8")
-        (temporary / "README.md").write_text(_readme(run), encoding="utf-8")
+        (temporary / "README.md").write_text(readme(run), encoding="utf-8")
     return [*files, "README.md"]
 
 
@@ -70,7 +70,7 @@ def released_certificate(certificate: ContributionCertificate) -> str:
     return json.dumps({"format": RELEASED_CERTIFICATE_FORMAT, **counts}, indent=2) + "\n"
 
 
-def _readme(run: StoredRun) -> str:
+def readme(run: StoredRun) -> str:
     lines = ["# A model and its privacy guarantee", "", f"In short: {run.headline}.", "", run.statement(), ""]
     if run.covered is not None:
         lines += ["## How good it is", "", f"Covered by the guarantee: {run.covered}.", ""]

@@ -280,7 +280,7 @@ class RunFolder:
     def save(self, step: int, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
         """Replaces the checkpoint."""
         metadata = {"step": str(step), "run": self._record_digest()}
-        self.write("checkpoint.safetensors", _serialize(tensors, metadata))
+        self.write("checkpoint.safetensors", serialize(tensors, metadata))
 
     def finish(
         self, models: Mapping[str, tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, str]]], files: Mapping[str, bytes]
@@ -295,7 +295,7 @@ class RunFolder:
         for name, content in files.items():
             self.write(name, content)
         for name, (arrays, metadata) in models.items():
-            self.write(name, _serialize(arrays, metadata), mode=0o644 if name == "model.safetensors" else 0o600)
+            self.write(name, serialize(arrays, metadata), mode=0o644 if name == "model.safetensors" else 0o600)
         self._write_record("finished", self._files)
         self._destroy_secrets()
 
@@ -377,7 +377,7 @@ class AbsentFolder(RunFolder):
         pass
 
 
-def _serialize(arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+def serialize(arrays: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
     """Serializes arrays as safetensors with sorted metadata, whose order the library varies between calls."""
     from safetensors.numpy import save
 

@@ -15,7 +15,7 @@ from coowned.progress import Progress, one_of, reporting
 from coowned.selection.order import ordered_rows, part
 from coowned.selection.selector import OrderedSelector, Schedule, check_is_graph
 
-_ROWS = 1 << 24  # rows the kernel passes between two calls of progress: well under a second
+ROWS = 1 << 24  # rows the kernel passes between two calls of progress: well under a second
 _ROWS_TOGETHER = 64  # rows of which the first batch that any of them may enter is remembered
 
 
@@ -214,7 +214,7 @@ class _Walk:
         while verdict == 0:
             filled = int(batches.state[0])
             progress(filled / needed, f"min_separation {min_separation}: {filled} of {needed} slots filled")
-            verdict = _fill_batches(batches, _ROWS)
+            verdict = _fill_batches(batches, ROWS)
         return int(batches.state[0]), batches.slots
 
     def safe_separation(self, batch_size: int) -> int:

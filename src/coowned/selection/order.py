@@ -325,8 +325,8 @@ def _insertion_sort(scratch, size, slots, low, ids):
         scratch[j] = moving
 
 
-_RANGE = 1 << 22  # examples a kernel handles between two calls of progress: a fraction of a second
-_BUCKET = 8192  # keys that are sorted together: with their users they fit the second-level cache
+RANGE = 1 << 22  # examples a kernel handles between two calls of progress: a fraction of a second
+BUCKET = 8192  # keys that are sorted together: with their users they fit the second-level cache
 _MOST_BITS = 20  # of the hash that choose a bucket
 
 
@@ -396,7 +396,7 @@ def hash_order(
 
 def in_ranges(total: int, progress: Progress, message: str, step: int | None = None) -> Iterator[tuple[int, int]]:
     """Yields consecutive ranges of 0..total, reporting progress before each."""
-    step = step or _RANGE
+    step = step or RANGE
     for begin in range(0, total, step):
         progress(begin / total, message)
         yield begin, min(begin + step, total)
@@ -437,7 +437,7 @@ def _hash_order(
             parts=4 * cores(),
         )
     # Examples of one rank are spread over 2^bits buckets by the upper bits of their hash.
-    bits = np.ceil(np.log2(np.maximum(counts, 1) / _BUCKET)).clip(0, _MOST_BITS).astype(np.int64)  # (ranks,)
+    bits = np.ceil(np.log2(np.maximum(counts, 1) / BUCKET)).clip(0, _MOST_BITS).astype(np.int64)  # (ranks,)
     layout = _layout(counts, bits)
     sizes = np.zeros(int((1 << bits).sum()), np.int64)
     count_buckets(rows, keys, layout, sizes)
@@ -447,7 +447,7 @@ def _hash_order(
         scatter(rows, keys, layout, slot, begin, end, placed)
     found = Placed(np.empty(num_examples, _index_type(num_examples)), np.empty_like(placed.users))
     buckets = Buckets(rank=np.repeat(np.arange(len(counts)), 1 << bits), end=slot)
-    step = max(_RANGE // _BUCKET, 1)
+    step = max(RANGE // BUCKET, 1)
     for begin, end in in_ranges(len(sizes), part(progress, 0.8, 1.0), "sorting by hash", step):
         sort_buckets(layout, buckets, begin, end, id_arrays, placed, found)
     return found.slots, found.users

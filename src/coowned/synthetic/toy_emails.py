@@ -229,11 +229,11 @@ def write_mbox(table: pa.Table, path: str | os.PathLike[str]) -> None:
     with whole_files(path) as (temporary,), temporary.open("wb") as file:
         for row in table.to_pylist():
             file.write(f"From {row['sender']} {row['date'].ctime()}\n".encode())
-            BytesGenerator(file, mangle_from_=True, policy=policy).flatten(_as_message(row))
+            BytesGenerator(file, mangle_from_=True, policy=policy).flatten(as_message(row))
             file.write(b"\n")
 
 
-def _as_message(row: dict) -> email.message.EmailMessage:
+def as_message(row: dict) -> email.message.EmailMessage:
     message = email.message.EmailMessage()
     message["From"] = _with_name(row["sender"])
     message["To"] = ", ".join(_with_name(address) for address in row["to"])

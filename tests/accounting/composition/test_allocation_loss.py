@@ -100,16 +100,16 @@ def test_never_below_quadrature_of_three_rounds(rounds, run, noise_multiplier, e
 @pytest.mark.parametrize("factor", [0.998, 1.002])
 def test_the_quadrature_would_notice_wrong_sums(monkeypatch, factor):
     """Sums that are 0.2% too small are optimistic in one direction, sums too large in the other."""
-    honest = allocation_loss._add_masses
+    honest = allocation_loss.add_masses
     monkeypatch.setattr(
         allocation_loss,
-        "_add_masses",
+        "add_masses",
         lambda x, p, y, q, nodes, mass: honest(factor * x, p, factor * y, q, nodes, mass),
     )
-    allocation_loss._mean_law.cache_clear()
+    allocation_loss.mean_law.cache_clear()
     with pytest.raises(AssertionError):
         check(2, 2, 1.0, 2.0)
-    allocation_loss._mean_law.cache_clear()
+    allocation_loss.mean_law.cache_clear()
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.05, 0.5, 3.0])

@@ -69,7 +69,7 @@ def allocation_atoms(
         return discretize(
             gaussian_pair(shift=shift, adjacency="zero-out"), spacing=spacing, growth=growth, log_tail=log_tail
         )
-    law = _mean_law(shift, run, log_tail_kept, FINENESS)
+    law = mean_law(shift, run, log_tail_kept, FINENESS)
     share = run / rounds
     values = share * law.nodes + (rounds - run) / rounds  # a round that does not take place has the ratio 1
     positive = values > 0
@@ -94,13 +94,13 @@ def allocation_atoms(
 
 
 @functools.lru_cache(maxsize=256)
-def _mean_law(shift: float, count: int, log_tail: float, fineness: float) -> RatioLaw:
+def mean_law(shift: float, count: int, log_tail: float, fineness: float) -> RatioLaw:
     """Computes the mean of `count` ratios, by doubling."""
     if count == 1:
         return _one_ratio(shift, log_tail, fineness)
-    half = _mean_law(shift, count // 2, log_tail, fineness)
+    half = mean_law(shift, count // 2, log_tail, fineness)
     law = _add(half, half, shift, log_tail, fineness)
-    return law if count % 2 == 0 else _add(law, _mean_law(shift, 1, log_tail, fineness), shift, log_tail, fineness)
+    return law if count % 2 == 0 else _add(law, mean_law(shift, 1, log_tail, fineness), shift, log_tail, fineness)
 
 
 def _largest_loss(shift: float, log_tail: float) -> float:
@@ -147,7 +147,7 @@ def _add(first: RatioLaw, second: RatioLaw, shift: float, log_tail: float, finen
     loss = _log_nodes(math.log(lowest) - 1e-9, math.log(highest) + 1e-9, _spread(shift, count), fineness)
     nodes = np.concatenate([[0.0], np.exp(loss)])
     mass = np.zeros(len(nodes))
-    _add_masses(shares[0] * first.nodes, first.mass, shares[1] * second.nodes, second.mass, nodes, mass)
+    add_masses(shares[0] * first.nodes, first.mass, shares[1] * second.nodes, second.mass, nodes, mass)
     terms = 2 * len(second.nodes) + len(first.nodes) + len(nodes) + 16  # added up for one mass, at most
     law = RatioLaw(
         count=count,
@@ -196,7 +196,7 @@ def _log_nodes(low: float, high: float, spread: float, fineness: float) -> np.nd
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _add_masses(x, x_mass, y, y_mass, nodes, mass):
+def add_masses(x, x_mass, y, y_mass, nodes, mass):
     """Adds the law of X + Y on `nodes` to mass (num_nodes,); each sum is split between neighbours, keeping the mean."""
     row = np.zeros(nodes.size)
     for i in range(x.size):
