@@ -14,9 +14,9 @@ from coowned.content.columns import check_label_column, check_text_columns, join
 from coowned.content.data import FeatureTable
 from coowned.errors import InputError
 from coowned.models import bert_files
-from coowned.models.encoder_files import GET_AN_ENCODER, check_encoder_folder
 from coowned.models.linear import FeatureModel
 from coowned.models.model import Model, Table, Task
+from coowned.models.text_encoder import GET_AN_ENCODER, check_encoder_folder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
