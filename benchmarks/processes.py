@@ -25,8 +25,7 @@ from coowned.content.token_table import TokenTable
 from coowned.exact.keys import RunKey
 from coowned.models.bert_model import BertModel
 from coowned.models.model import Model, num_parameters
-from coowned.runs.engines import workers_from
-from coowned.runs.launch import launch
+from coowned.runs.launch import launch, workers_from
 from coowned.training.loop import Trainer
 from coowned.training.plan import TrainingPlan
 from coowned.training.workers import ALONE, Workers, summed

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tests.runs.test_engines import write_config, write_data
+from tests.runs.test_launch import write_config, write_data
 from tests.small_world import small_world
 from tests.training.test_workers import same, trained
 from tests.training.thread_workers import together

@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from tests.runs.test_engines import parameters, train, write_config, write_data
+from tests.runs.test_launch import parameters, train, write_config, write_data
 
 from coowned.runs.launch import free_port
 
@@ -42,9 +42,9 @@ def report(name, arguments):
             os.kill(os.getpid(), signal.SIGKILL)
 
 sys.addaudithook(report)
-from coowned.runs import engines
+from coowned.runs import launch
 
-class Dying(engines.JaxWorkers):
+class Dying(launch.JaxWorkers):
     sums = 0
 
     def sum(self, numbers):
@@ -53,7 +53,7 @@ class Dying(engines.JaxWorkers):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().sum(numbers)
 
-engines.JaxWorkers = Dying
+launch.JaxWorkers = Dying
 from coowned.__main__ import main
 main()
 """

@@ -86,7 +86,7 @@ def run(
             "train needs CONFIG.toml and -o RUN, or --data in place of the file; --example prints one to start from"
         )
     from coowned.runs.configured_run import run_configuration
-    from coowned.runs.engines import workers_from
+    from coowned.runs.launch import workers_from
     from coowned.runs.run_folder import RunFolder
     from coowned.runs.stored_run import StoredRun
     from coowned.training.evaluate import check_labels

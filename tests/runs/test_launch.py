@@ -14,8 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from coowned.errors import InputError
-from coowned.runs.engines import Place, workers_from
-from coowned.runs.launch import free_port, launch
+from coowned.runs.launch import Place, free_port, launch, workers_from
 from coowned.training.workers import ALONE
 
 CONFIG = """
@@ -225,7 +224,7 @@ SILENT = """
 import os, sys, time
 import numpy as np
 from coowned.errors import WorkerLostError
-from coowned.runs.engines import workers_from
+from coowned.runs.launch import workers_from
 workers = workers_from(os.environ, patience=300.0)
 if workers.rank:
     time.sleep(600)
@@ -241,7 +240,7 @@ except WorkerLostError:
 ALONE_OF_TWO = """
 import os, sys
 from coowned.errors import WorkerLostError
-from coowned.runs.engines import workers_from
+from coowned.runs.launch import workers_from
 try:
     workers_from(os.environ, patience=2.0)
 except WorkerLostError as error:
