@@ -12,8 +12,7 @@ import coowned as co
 from coowned.content.splits import split_examples
 from coowned.errors import InputError
 from coowned.runs.config import TrainConfig, reasons_in
-from coowned.runs.configured_run import completed_for
-from coowned.runs.defaults import attempts_for, plan_settings
+from coowned.runs.defaults import attempts_for, completed_for, plan_settings
 from coowned.runs.run_folder import RunFolder
 
 MODEL = co.LogisticRegression(features=["x1", "x2"], label="y")

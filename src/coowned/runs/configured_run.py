@@ -14,20 +14,19 @@ from coowned.accounting.guarantee import guarantee
 from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
-from coowned.attribution.sources import resolve_path
 from coowned.attribution.statistics import heavy_users_advice
 from coowned.certificate import ContributionCertificate, certify
 from coowned.content.data import TrainingData
 from coowned.content.splits import graphs_of_splits, split_examples
-from coowned.errors import ConfigError, InputError, require
+from coowned.errors import InputError, require
 from coowned.exact.keys import RunKey
 from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.registry import mechanism_class
 from coowned.models.model import Content, Model, Task, num_parameters, num_scores
 from coowned.progress import Progress
 from coowned.runs import records
-from coowned.runs.config import GIVEN, TrainConfig
-from coowned.runs.inputs import Select, kept_arrays, read_examples, select_for, summary_of, with_shape
+from coowned.runs.config import TrainConfig
+from coowned.runs.inputs import Select, choose, kept_arrays, read_examples, select_for, summary_of, with_shape
 from coowned.runs.records import COVERED
 from coowned.runs.run_folder import RunFolder, code_digest, machine
 from coowned.runs.stored_run import StoredRun
@@ -234,7 +233,10 @@ def _begun(
     if (select := select_for(config, examples.graph)) is not None:
         selected = select(graph)
         config, given = with_shape(config, selected), dataclasses.replace(given, select=lambda graph: selected)
-    config = completed_for(config, examples, graph, given.select)
+    if config.left_out:
+        from coowned.runs.defaults import completed_for
+
+        config = completed_for(config, examples, graph, given.select)
     selected = choose(config, graph) if given.select is None else given.select(graph)
     held_out = held_out_of(config, test_graph, selected) if config.evaluation else None
     part = held_out and certify(test_graph, held_out)
@@ -288,33 +290,6 @@ def _evaluate_covered(
         run_key=plan.run_key,
         run_id=plan.guarantee.run_id,
     )
-
-
-def completed_for(
-    config: TrainConfig,
-    examples: AttributedExamples,
-    graph: AttributionGraph,
-    select: Select | None = None,
-    progress: Progress | None = None,
-) -> TrainConfig:
-    """Returns the configuration with omitted keys chosen for these examples, whose content is not read.
-
-    Args:
-      graph: of their train split.
-    """
-
-    if not config.left_out:
-        return config
-    from coowned.runs.defaults import ModelSizes, completed
-
-    def sizes() -> ModelSizes:
-        model, *_ = config.task(examples.schema).read_nothing(examples)
-        return ModelSizes(num_parameters=num_parameters(model), num_scores=num_scores(model) or 0)
-
-    def selected(config: TrainConfig) -> Selection | Schedule:
-        return choose(config, graph) if select is None else select(graph)
-
-    return completed(config, graph, sizes, selected, progress)
 
 
 def make_plan(
@@ -390,44 +365,6 @@ def _plan(
         run_key=run_key,
         public=config.privacy.public,
     )
-
-
-def choose(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedule:
-    from coowned.selection.registry import selector_class
-
-    if config.selection.selector == GIVEN:
-        raise ConfigError(
-            "[selection] has no selector: S was passed to `fit`, or is in a file; give it again, or choose a selector"
-        )
-    assert config.selection.selector is not None
-    kind, chosen = selector_class(config.selection.selector), config.selection
-    settings = dict(chosen.settings)
-    fields = {field.name for field in dataclasses.fields(kind)}
-    schedules = "min_separation" in fields
-    word = config.mechanism.kind or "dp-sgd"  # which is chosen for selectors that make no schedule
-    mechanism = mechanism_class(word)
-    if schedules != mechanism.needs_schedule or (mechanism.needs_groups and "num_groups" not in fields):
-        wanted = "greedy-min-separation" if mechanism.needs_schedule else "greedy"
-        wanted = "cyclic-groups" if mechanism.needs_groups else wanted
-        raise ConfigError(
-            f"[selection] selector {chosen.selector!r} does not work with [mechanism] kind {word!r}; use {wanted!r}"
-        )
-    if schedules:
-        _, batch_size, iterations = config.mechanism.sizes
-        separation = config.mechanism.min_separation
-        if separation is None and "contribution_bound" in fields:
-            raise ConfigError(f"[mechanism] min_separation is needed with [selection] selector {chosen.selector!r}")
-        if separation is None:
-            alike = {key: settings[key] for key in ("ties", "unattributed") if key in settings}
-            from coowned.selection.greedy_min_separation import max_min_separation
-
-            separation = max_min_separation(
-                graph, batch_size=batch_size, iterations=iterations, seed=chosen.seed, **alike
-            )
-        settings |= {"batch_size": batch_size, "iterations": iterations, "min_separation": separation}
-    if isinstance(bounds := settings.get("contribution_bounds"), str):
-        settings["contribution_bounds"] = resolve_path(config.folder, bounds)
-    return kind(**settings).select(graph, seed=chosen.seed)
 
 
 def held_out_of(config: TrainConfig, graph: AttributionGraph, selected: Selection | Schedule) -> Selection:

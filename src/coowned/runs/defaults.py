@@ -22,7 +22,7 @@ from coowned.mechanism.registry import mechanism_class, training_kind_for
 from coowned.models.model import num_parameters, num_scores
 from coowned.progress import Progress, counted
 from coowned.runs.config import TrainConfig
-from coowned.runs.configured_run import completed_for
+from coowned.runs.inputs import Select, choose
 from coowned.runs.settings import USUAL_OPTIMIZER
 from coowned.selection.registry import needs_bound_alone, selector_class
 from coowned.selection.selector import Schedule, Selection
@@ -205,6 +205,31 @@ def _why_selected(best: Choice, tried: int) -> str:
         f"{counted(best.size, 'copy', 'copies')} of {counted(best.num_distinct, 'example')} and noise multiplier "
         f"{best.noise_multiplier:.3g}."
     )
+
+
+def completed_for(
+    config: TrainConfig,
+    examples: AttributedExamples,
+    graph: AttributionGraph,
+    select: Select | None = None,
+    progress: Progress | None = None,
+) -> TrainConfig:
+    """Returns the configuration with omitted keys chosen for these examples, whose content is not read.
+
+    Args:
+      graph: of their train split.
+    """
+    if not config.left_out:
+        return config
+
+    def sizes() -> ModelSizes:
+        model, *_ = config.task(examples.schema).read_nothing(examples)
+        return ModelSizes(num_parameters=num_parameters(model), num_scores=num_scores(model) or 0)
+
+    def selected(config: TrainConfig) -> Selection | Schedule:
+        return choose(config, graph) if select is None else select(graph)
+
+    return completed(config, graph, sizes, selected, progress)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

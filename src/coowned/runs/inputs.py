@@ -1,4 +1,4 @@
-"""What a run is given: its data or shards, ids and users first, and an S chosen earlier; and shards to be written."""
+"""What a run starts from: its data or shards, ids and users first; its S, chosen now or earlier; shards to write."""
 
 import contextlib
 import dataclasses
@@ -14,20 +14,22 @@ import pyarrow as pa
 from coowned import codec
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
+from coowned.attribution.sources import resolve_path
 from coowned.attribution.tables import types_are_inferred
 from coowned.attribution.user_keys import UserKeyRules, UserMapping
 from coowned.certificate import ContributionCertificate, certificate_for
 from coowned.content.derived import KeptArrays
 from coowned.content.splits import graphs_of_splits, split_examples, train_graph
-from coowned.errors import CertificateMismatchError, InputError
+from coowned.errors import CertificateMismatchError, ConfigError, InputError
 from coowned.files import cache_folder
-from coowned.mechanism.registry import training_kind_for
+from coowned.mechanism.registry import mechanism_class, training_kind_for
 from coowned.models.model import Task
 from coowned.models.registry import IN_FILES
-from coowned.runs.config import TrainConfig
+from coowned.runs.config import GIVEN, TrainConfig
 from coowned.runs.records import GraphSummary
 from coowned.runs.run_folder import code_digest
 from coowned.selection import selection_files, shards
+from coowned.selection.registry import selector_class
 from coowned.selection.selection_files import write_selection
 from coowned.selection.selector import Schedule, Selection
 from coowned.selection.shards import CERTIFICATE, SUMMARY, Manifest, check_splits, read_shards
@@ -252,3 +254,40 @@ def write_shards(
     )
     (folder / shards.MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
     return shards.Manifest.read(folder)
+
+
+def choose(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedule:
+    """Selects from the train split's graph as the configuration says."""
+    if config.selection.selector == GIVEN:
+        raise ConfigError(
+            "[selection] has no selector: S was passed to `fit`, or is in a file; give it again, or choose a selector"
+        )
+    assert config.selection.selector is not None
+    kind, chosen = selector_class(config.selection.selector), config.selection
+    settings = dict(chosen.settings)
+    fields = {field.name for field in dataclasses.fields(kind)}
+    schedules = "min_separation" in fields
+    word = config.mechanism.kind or "dp-sgd"  # which is chosen for selectors that make no schedule
+    mechanism = mechanism_class(word)
+    if schedules != mechanism.needs_schedule or (mechanism.needs_groups and "num_groups" not in fields):
+        wanted = "greedy-min-separation" if mechanism.needs_schedule else "greedy"
+        wanted = "cyclic-groups" if mechanism.needs_groups else wanted
+        raise ConfigError(
+            f"[selection] selector {chosen.selector!r} does not work with [mechanism] kind {word!r}; use {wanted!r}"
+        )
+    if schedules:
+        _, batch_size, iterations = config.mechanism.sizes
+        separation = config.mechanism.min_separation
+        if separation is None and "contribution_bound" in fields:
+            raise ConfigError(f"[mechanism] min_separation is needed with [selection] selector {chosen.selector!r}")
+        if separation is None:
+            alike = {key: settings[key] for key in ("ties", "unattributed") if key in settings}
+            from coowned.selection.greedy_min_separation import max_min_separation
+
+            separation = max_min_separation(
+                graph, batch_size=batch_size, iterations=iterations, seed=chosen.seed, **alike
+            )
+        settings |= {"batch_size": batch_size, "iterations": iterations, "min_separation": separation}
+    if isinstance(bounds := settings.get("contribution_bounds"), str):
+        settings["contribution_bounds"] = resolve_path(config.folder, bounds)
+    return kind(**settings).select(graph, seed=chosen.seed)

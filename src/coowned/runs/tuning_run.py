@@ -30,13 +30,12 @@ from coowned.runs.config import TrainConfig
 from coowned.runs.configured_run import (
     Given,
     Select,
-    choose,
-    completed_for,
     held_out_of,
     mechanism_of,
     run_configuration,
 )
-from coowned.runs.inputs import select_for, with_shape
+from coowned.runs.defaults import completed_for
+from coowned.runs.inputs import choose, select_for, with_shape
 from coowned.runs.ledger import NAME as LEDGER
 from coowned.runs.ledger import enter
 from coowned.runs.records import RunRecord, read_json
