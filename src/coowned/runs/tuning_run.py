@@ -118,8 +118,7 @@ def run_tuning(
       path: of the folder, made if there is none.
       examples: data in memory, in place of those that the configuration names.
       select: chooses S, by configuration, where it is given and not configured.
-      progress: called now and then as progress(done, message).
-      announce: called with each stage.
+      progress, announce: called now and then as progress(done, message), and with each stage.
       advise: called, before the first run, with the cost of the tuning.
       ledger: as for `RunFolder.open`, of the tuning.
     """
@@ -161,9 +160,8 @@ def run_tuning(
             run = _Run(runs / f"{number}", key.child(number), config)
             # Only who looks on is told which run it is; logs are kept, and may be repeated.
             told = _prefixed(progress, f"run {number + 1}")
-            run.train(
-                candidates[which].selected.training_set, claims[which], examples, progress=told, announce=announce
-            )
+            chosen = candidates[which].selected.training_set
+            run.train(chosen, claims[which], examples, progress=told, announce=announce)
         # Runs are drawn alike, so that the first of several best ones is one of them at random.
         scores = [score_of(StoredRun.open(runs / f"{number}")) for number in range(len(drawn))]
         record = msgspec.structs.replace(record, best=scores.index(max(scores)))

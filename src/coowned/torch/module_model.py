@@ -354,80 +354,96 @@ def refuse_unchecked_indices(rows: Arrays) -> Any:
     into operations that are known to compare each with the table's own size (`_CHECKED`), or that do not look up.
     Memory that has no value yet, and may hold what another example left there, is set to zero.
     """
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-    from torch.utils._pytree import tree_leaves
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    reach = _Reach(rows)
 
     class RefuseUncheckedIndices(TorchDispatchMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.content = weakref.WeakSet(map(_storage, rows.values()))
-            self.below = weakref.WeakKeyDictionary()  # bounds of indices that PyTorch has compared, or made itself
-
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs, name = kwargs or {}, func.overloadpacket.__name__.rstrip("_")
-            if name in _WITHOUT_VALUES:
-                return func(*args, **kwargs).zero_()
-            given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            of_content = [tensor for tensor in given if self._is_of_content(tensor)]
-            if not of_content and not name.startswith("resize"):
-                return func(*args, **kwargs)
-            whole = [tensor for tensor in of_content if not (tensor.is_floating_point() or tensor.is_complex())]
-            if not self._is_harmless(func, name, args, whole):
-                raise BatchCoupledLossError(
-                    f"the loss calls {name} with {'integers' if whole else 'numbers'} that differ "
-                    "between examples: PyTorch is not known to compare them with the size of what they are looked up "
-                    "in, and one out of range reaches into other examples; "
-                    f"{_INSTEAD.get(name, 'use index_select, gather or scatter_add')}"
-                )
-            bound = self._bound_of_result(name, args, kwargs, given) if whole else math.inf
-            result = func(*args, **kwargs)
-            made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-            made += given if func._schema.is_mutable else []
-            self.content.update(filter(None, map(_storage, made)))
-            if name in _PLACES:
-                bound = _places(name, args)
-            for tensor in whole if name == "embedding" else () if func.is_view else made:
-                if not tensor.is_floating_point() and (storage := _storage(tensor)) is not None:
-                    self.below[storage] = bound
-            return result
-
-        def _is_of_content(self, tensor: Any) -> bool:
-            return (storage := _storage(tensor)) is None or storage in self.content
-
-        def _is_harmless(self, func: Any, name: str, args: Any, whole: Sequence[Any]) -> bool:
-            """Returns whether none of these integers, nor a coordinate, takes this operation out of its own example."""
-            if func.namespace != "aten" or name.startswith("resize") or _is_far(name, args, self._is_of_content):
-                return False
-            if not whole:
-                return True
-            if name == "embedding":  # for a table of each example, they lie one after another
-                return not self._is_of_content(args[0])
-            if name in _OWN_PLACES:
-                return all(self._bound(tensor) <= _places(name, args) for tensor in whole)
-            if name.startswith("_embedding_bag"):
-                return "backward" in name or not self._is_of_content(args[2])  # offsets
-            return name in _CHECKED or func.is_view or _is_pointwise(name)
-
-        def _bound_of_result(self, name: str, args: Any, kwargs: Any, given: Sequence[Any]) -> float:
-            """Returns a number above all in the result of what moves indices or adds to them; infinity: not known."""
-            if name == "add" and not kwargs:
-                return sum(map(self._bound, args)) - 1
-            return max(map(self._bound, given)) if name in _MOVED else math.inf
-
-        def _bound(self, values: Any) -> float:
-            """Returns a number above all of these, none of which is negative; infinity: not known."""
-            if not isinstance(values, torch.Tensor):
-                return values + 1 if values >= 0 else math.inf
-            if values.is_floating_point() or values.element_size() < 4:  # what is narrower may have overflowed
-                return math.inf
-            if self._is_of_content(values):
-                return self.below.get(_storage(values), math.inf)
-            with _disable_current_modes():
-                low, high = (values.min().item(), values.max().item()) if values.numel() else (0, 0)
-            return high + 1 if low >= 0 else math.inf
+            return reach.call(func, args, kwargs or {})
 
     return RefuseUncheckedIndices()
+
+
+class _Reach:
+    """What the operations on a batch of examples may reach: which tensors are content, and bounds of their indices."""
+
+    def __init__(self, rows: Arrays) -> None:
+        self.content = weakref.WeakSet(map(_storage, rows.values()))
+        self.below = weakref.WeakKeyDictionary()  # bounds of indices that PyTorch has compared, or made itself
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls an operation, or refuses it."""
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        name = func.overloadpacket.__name__.rstrip("_")
+        if name in _WITHOUT_VALUES:
+            return func(*args, **kwargs).zero_()
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        of_content = [tensor for tensor in given if self._is_of_content(tensor)]
+        if not of_content and not name.startswith("resize"):
+            return func(*args, **kwargs)
+        whole = [tensor for tensor in of_content if not (tensor.is_floating_point() or tensor.is_complex())]
+        if not self._is_harmless(func, name, args, whole):
+            raise _reaching_beyond(name, whole)
+        bound = self._bound_of_result(name, args, kwargs, given) if whole else math.inf
+        result = func(*args, **kwargs)
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        made += given if func._schema.is_mutable else []
+        self.content.update(filter(None, map(_storage, made)))
+        if name in _PLACES:
+            bound = _places(name, args)
+        for tensor in whole if name == "embedding" else () if func.is_view else made:
+            if not tensor.is_floating_point() and (storage := _storage(tensor)) is not None:
+                self.below[storage] = bound
+        return result
+
+    def _is_of_content(self, tensor: Any) -> bool:
+        return (storage := _storage(tensor)) is None or storage in self.content
+
+    def _is_harmless(self, func: Any, name: str, args: Any, whole: Sequence[Any]) -> bool:
+        """Returns whether none of these integers, nor a coordinate, takes this operation out of its own example."""
+        if func.namespace != "aten" or name.startswith("resize") or _is_far(name, args, self._is_of_content):
+            return False
+        if not whole:
+            return True
+        if name == "embedding":  # for a table of each example, they lie one after another
+            return not self._is_of_content(args[0])
+        if name in _OWN_PLACES:
+            return all(self._bound(tensor) <= _places(name, args) for tensor in whole)
+        if name.startswith("_embedding_bag"):
+            return "backward" in name or not self._is_of_content(args[2])  # offsets
+        return name in _CHECKED or func.is_view or _is_pointwise(name)
+
+    def _bound_of_result(self, name: str, args: Any, kwargs: Any, given: Sequence[Any]) -> float:
+        """Returns a number above all in the result of what moves indices or adds to them; infinity: not known."""
+        if name == "add" and not kwargs:
+            return sum(map(self._bound, args)) - 1
+        return max(map(self._bound, given)) if name in _MOVED else math.inf
+
+    def _bound(self, values: Any) -> float:
+        """Returns a number above all of these, none of which is negative; infinity: not known."""
+        import torch
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        if not isinstance(values, torch.Tensor):
+            return values + 1 if values >= 0 else math.inf
+        if values.is_floating_point() or values.element_size() < 4:  # what is narrower may have overflowed
+            return math.inf
+        if self._is_of_content(values):
+            return self.below.get(_storage(values), math.inf)
+        with _disable_current_modes():
+            low, high = (values.min().item(), values.max().item()) if values.numel() else (0, 0)
+        return high + 1 if low >= 0 else math.inf
+
+
+def _reaching_beyond(name: str, integers: Sequence[Any]) -> BatchCoupledLossError:
+    return BatchCoupledLossError(
+        f"the loss calls {name} with {'integers' if integers else 'numbers'} that differ between examples: PyTorch is "
+        "not known to compare them with the size of what they are looked up in, and one out of range reaches into "
+        f"other examples; {_INSTEAD.get(name, 'use index_select, gather or scatter_add')}"
+    )
 
 
 # Each index is compared with the size of its own axis, or of its own classes.
