@@ -28,6 +28,7 @@ def test_a_run_imports_its_own_algorithms_alone():
     assert found & selectors == {"coowned.selection.greedy"}
     assert found & mechanisms == {"coowned.mechanism.poisson_sampling"}
     assert not found & {"coowned.models.probes", "coowned.accounting.planning", "coowned.training.covered"}
+    assert not found & {"coowned.mechanism.candidates", "coowned.models.python_model", "coowned.models.example_model"}
 
 
 @pytest.mark.full
@@ -36,6 +37,7 @@ def test_a_report_imports_no_training_and_no_audit():
     assert "coowned.report.run_page" in found
     assert not {name for name in found if name.startswith(("coowned.audit", "coowned.synthetic", "coowned.spark"))}
     assert not found & {"coowned.training.loop", "coowned.training.sweep", "coowned.runs.configured_run", "jax"}
+    assert not found & {"coowned.accounting.choices", "coowned.mechanism.candidates", "coowned.attribution.table_files"}
 
 
 @pytest.mark.full

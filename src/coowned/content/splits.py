@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.identifiers import utf8_buffers
-from coowned.selection.greedy import Greedy
 from coowned.selection.selector import Selection
 from coowned.selection.shards import SPLIT_SEED, SPLITS, hash_ids, split_ends
 from coowned.selection.user_bounds import UserBounds
@@ -87,6 +86,7 @@ def select_held_out(
       >>> select_held_out(graph, contribution_bound=1).size, select_held_out(graph).size
       (4, 6)
     """
+    from coowned.selection.greedy import Greedy
 
     def held_to(bound: int) -> Selection:
         if user_bounds is None:
