@@ -365,7 +365,7 @@ def _median(levels: pl.DataFrame, total: int) -> str:
 
 
 def unprotected_sentences(certificate: ContributionCertificate) -> list[str]:
-    """How many users, and copies, nothing is promised for; empty where there are none."""
+    """Returns sentences on users and copies that nothing is promised for; none where there are none."""
     users, copies = certificate.num_unprotected_users, certificate.num_copies_without_users
     sentences = []
     if users:

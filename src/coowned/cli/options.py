@@ -1,4 +1,4 @@
-"""What several verbs share: options of the data and of a run, options made from a declaration, and paths."""
+"""Options shared by several verbs: those of the data and of a run, those made from a declaration, and paths."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Parts of the data that are not trained on: the split by a hash of the id, and what a covered evaluation counts.
+"""Splits by a hash of the id, before anything is selected, and the held-out examples of a covered evaluation.
 
 The hash reads the id alone, so the split is the same whatever the order of the rows; it is sound as long as ids are not
 made from content. Only the train part's graph is selected from: validation and test examples are outside S and outside

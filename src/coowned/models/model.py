@@ -1,4 +1,4 @@
-"""What a model is to training: its specification, and its task, content and functions once S is chosen."""
+"""The interface of models: specification and task, then content and the model that training calls, once S is chosen."""
 
 import abc
 import contextlib

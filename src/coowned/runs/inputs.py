@@ -1,4 +1,4 @@
-"""What a run starts from: its data or shards, ids and users first; its S, chosen now or earlier; shards to write."""
+"""Inputs of a run: data or shards, ids and users first; S, chosen now or earlier; and shards to write."""
 
 import contextlib
 import dataclasses
