@@ -1,5 +1,6 @@
 """Training in one call, and what a run says of new data."""
 
+import contextlib
 import dataclasses
 import gc
 import math
@@ -626,6 +627,39 @@ def test_an_export_says_how_to_use_it(model, example, says, tmp_path, monkeypatc
     if len(model.classes or ()) == 2:  # of the second class
         found["prediction"] = found["probability"] if found["prediction"] else 1 - found["probability"]
     assert printed == pytest.approx(found["prediction"], abs=1e-4)
+
+
+def test_default_classes_of_texts_are_said_before_training(caplog, tmp_path):
+    """CSV declares no types: that the labels are no numbers would be seen once the guarantee is spent."""
+    table = rows().with_columns(pl.col("y").cast(pl.String).replace({"0": "work", "1": "home"}))
+    table.select(pl.exclude("users"), pl.col("users").list.join(";")).write_csv(tmp_path / "d.csv")
+    said = {}
+    for classes in (2, ["work", "home"]):
+        caplog.clear()
+        model = co.LogisticRegression(features=["x1", "x2"], label="y", classes=classes)
+        examples = co.read_csv(tmp_path / "d.csv", separator=";", example_id="id")
+        with caplog.at_level("INFO", logger="coowned"), contextlib.suppress(co.InputError):
+            fit(examples, model)
+        said[str(classes)] = [text.split(":")[0] for text in caplog.messages]
+    advice = [i for i, text in enumerate(said["2"]) if text.startswith("The classes are 0 and 1")]
+    training = [i for i, text in enumerate(said["2"]) if text.startswith("training")]
+    assert advice[0] < training[0]
+    assert not any(text.startswith("The classes are") for text in said["['work', 'home']"])
+    caplog.clear()
+    with caplog.at_level("INFO", logger="coowned"):
+        fit(co.from_table(rows(), example_id="id"), co.LogisticRegression(features=["x1", "x2"], label="y"))
+    assert not any("The classes are 0 and 1" in text for text in caplog.messages)  # the column's type is declared
+
+
+def test_the_outlook_knows_that_s_is_unlike_the_data(caplog):
+    """Half of the people are alone on a message; all others write to one list, who may be in two copies."""
+    table = rows().with_columns(users=pl.Series([[f"u{i}"] if i % 2 else [f"u{i}", "list"] for i in range(400)]))
+    for given, unlike in ((rows(), False), (table, True)):
+        caplog.clear()
+        with caplog.at_level("INFO", logger="coowned"):
+            fit(co.from_table(given, example_id="id"))
+        (before,) = (text for text in caplog.messages if text.startswith("training: epsilon") and "Outlook" in text)
+        assert before.endswith("This is about noise alone: S is not like the data.") == unlike
 
 
 def test_classes_that_match_no_label(tmp_path):

@@ -9,12 +9,15 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+import pyarrow as pa
+
 from coowned import codec
 from coowned.accounting.guarantee import guarantee
 from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
 from coowned.attribution.statistics import heavy_users_advice
+from coowned.attribution.tables import types_are_inferred
 from coowned.certificate import ContributionCertificate, certify
 from coowned.content.data import TrainingData
 from coowned.content.splits import graphs_of_splits, split_examples
@@ -97,7 +100,8 @@ def run_configuration(
       given: S and guarantee, where they are made elsewhere.
       progress, on_metrics: as for `train`.
       announce: called with each stage; before training with the claim, and then with what the noise means.
-      advise: called with advice if a few users keep most examples out of S, or if S is not like the data.
+      advise: called with advice if a few users keep most examples out of S, if S is not like the data, or if labels may
+        be others than the default classes.
     """
 
     log, tell = _logging(given, announce)
@@ -115,7 +119,8 @@ def run_configuration(
     tell("recounting the selection" if resumed else "selecting")  # `train` recounts and compares everything
     begun = _resumed if resumed else _begun
     config, plan, held_out = begun(config, folder, examples, (graph, test_graph), run_key, given)
-    for advice in () if resumed else _summarize(config, folder, graph, plan):
+    unlike, advices = ("", []) if resumed else _summarize(config, folder, graph, plan)
+    for advice in (*advices, *([] if resumed else _label_advice(config, examples.schema))):
         log(advice)
         advise(advice)
     tell("reading content")
@@ -125,7 +130,7 @@ def run_configuration(
         _prepare_files(plan, folder, graph, config.text, content.private_log)
         if held_out is not None:
             _prepare_held_out(folder, test_graph, held_out)
-    tell(f"training: {claim(plan)}{_expected(plan, content.model)}")
+    tell(f"training: {claim(plan)}{_expected(plan, content.model)}{unlike}")
     return train(
         plan,
         content.model,
@@ -141,15 +146,30 @@ def run_configuration(
     )
 
 
-def _summarize(config: TrainConfig, folder: RunFolder, graph: AttributionGraph, plan: TrainingPlan) -> Iterator[str]:
-    """Prepares the counts of the graph; yields what would help where few users decide how large S is."""
+def _summarize(
+    config: TrainConfig, folder: RunFolder, graph: AttributionGraph, plan: TrainingPlan
+) -> tuple[str, list[str]]:
+    """Prepares the counts of the graph; returns what an S unlike the data means for the outlook, and all advice."""
+    advices = []
     if config.data.shards is None and (found := heavy_users_advice(graph, plan.certificate.contribution_bound)):
-        yield found
+        advices.append(found)
     summary = summary_of(config, graph, plan.selected, plan.certificate)
     if summary is not None:
         folder.prepare(records.NAME, summary.to_json().encode())
         if found := summary.warning():
-            yield found
+            return " This is about noise alone: S is not like the data.", [*advices, found]
+    return "", advices
+
+
+def _label_advice(config: TrainConfig, schema: pa.Schema) -> list[str]:
+    """Returns what to know where labels may be texts and nobody said so: only the finished run would show it."""
+    label, classes = (getattr(config.model, name, None) for name in ("label", "classes"))
+    if label is None or classes != (0, 1) or not types_are_inferred(schema, label):
+        return []
+    return [
+        f"The classes are 0 and 1, as where none are declared, and the data do not say what column {label!r} holds. If "
+        "its labels are others, stop and declare the classes: otherwise, all rows are unusable."
+    ]
 
 
 def _logging(given: Given, announce: Callable[[str], None]) -> tuple[Callable[[str], None], Callable[[str], None]]:
