@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
