@@ -172,6 +172,7 @@ def test_digest_ignores_order():
         ({"a": None}, "must contain integers"),
         ([{"user": None, "bound": 1}], "row 0 needs a user"),
         ({None: 0}, "row 0 needs a user"),
+        ({" ": 0}, "row 0 needs a user"),
         ([{"key": "a", "bound": 1}], "'user' is missing"),
         ([{"user": "a", "bound": 1, "tier": "x"}, {"user": "b", "bound": 2, "tier": "x"}], "tier 'x' has two bounds"),
         ([{"user": "a", "bound": 1, "tier": "bound 2"}], "tier 'bound 2' has two bounds"),

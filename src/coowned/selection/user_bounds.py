@@ -100,7 +100,8 @@ class UserBounds:
         if rows.height and not (bound.dtype.is_integer() or bound.dtype == pl.String):
             raise InputError(f"{where}: column 'bound' must contain integers, not {bound.dtype}")
         bound = bound.cast(pl.Int64, strict=False)
-        wrong = ~bound.is_between(0, MOST_COPIES).fill_null(False) | rows["user"].is_null()
+        users = rows["user"].cast(pl.String)
+        wrong = ~bound.is_between(0, MOST_COPIES).fill_null(False) | (users.str.strip_chars().fill_null("") == "")
         if wrong.any():
             row = int(wrong.arg_true()[0])
             raise InputError(
@@ -110,7 +111,7 @@ class UserBounds:
         if "tier" in rows.columns:
             tier = rows["tier"].cast(pl.String).replace("", None)  # an empty cell of a CSV file
         unnamed = pl.format("bound {}", "bound")
-        named = pl.DataFrame({"key": rows["user"].cast(pl.String), "bound": bound.cast(pl.Int32), "tier": tier})
+        named = pl.DataFrame({"key": users, "bound": bound.cast(pl.Int32), "tier": tier})
         named = named.with_columns(pl.coalesce("tier", unnamed))
         made = cls(table=_smallest(named).sort("key"), others=others)
         made.check_tiers()
