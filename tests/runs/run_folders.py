@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from coowned import AttributionGraph, Greedy, PoissonSampling, certify, guarantee
 from coowned.accounting.privacy_guarantee import PrivacyGuarantee, write_claim
@@ -61,3 +61,8 @@ def reseal(folder: Path) -> Path:
     files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in record["files"]}
     file.write_text(json.dumps({**record, "files": files}), encoding="utf-8")
     return folder
+
+
+def weights(folder: Path, name: str) -> dict[str, bytes]:
+    """Returns the arrays of a run's model."""
+    return {key: array.tobytes() for key, array in load_file(folder / name / "model.safetensors").items()}

@@ -5,7 +5,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from safetensors.numpy import load_file
+from tests.runs.run_folders import weights
 
 import coowned as co
 from coowned.cli.main import run
@@ -55,10 +55,6 @@ def select(folder, *more, name="S.parquet"):
 def train(folder, selection, name, shape=SHAPE):
     (folder / "run.toml").write_text(CONFIGURATION.format(selection, shape))
     return run(["train", str(folder / "run.toml"), "-o", str(folder / name)])
-
-
-def weights(folder, name):
-    return {key: array.tobytes() for key, array in load_file(folder / name / "model.safetensors").items()}
 
 
 def test_train_takes_what_select_chose(data):

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from safetensors.numpy import load_file
+from tests.runs.run_folders import weights
 
 from coowned import Greedy, certify
 from coowned.attribution.sources import DataSource
@@ -118,10 +118,6 @@ def train(folder, name, *, model="linear", mechanism=POISSON, shards=None):
     text = CONFIGURATION.format(data=given, selection=selection, mechanism=mechanism, model=MODELS[model][0])
     (folder / f"{name}.toml").write_text(text)
     return run(["train", str(folder / f"{name}.toml"), "-o", str(folder / name)])
-
-
-def weights(folder, name):
-    return {key: array.tobytes() for key, array in load_file(folder / name / "model.safetensors").items()}
 
 
 @pytest.mark.parametrize("model", list(MODELS))
