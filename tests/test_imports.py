@@ -1,12 +1,36 @@
 """What a command does not use is not imported: a reader, too, need not follow it."""
 
+import ast
+import graphlib
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from coowned.mechanism.registry import MECHANISMS
 from coowned.selection.registry import CLASSES
+
+SOURCE = Path(__file__).parents[1] / "src"
+FILES = {".".join(file.relative_to(SOURCE).with_suffix("").parts): file for file in SOURCE.rglob("*.py")}
+MODULES = {name.removesuffix(".__init__"): file for name, file in FILES.items()}
+
+
+def imports_in(node: ast.AST) -> Iterator[str]:
+    """Yields the modules that code imports, inside of functions too; not what type checkers alone see."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ImportFrom):
+            inner = [f"{child.module}.{one.name}" for one in child.names]
+            yield from (name if name in MODULES else str(child.module) for name in inner)
+        elif not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)):
+            yield from imports_in(child)
+
+
+def test_no_module_imports_itself_through_others():
+    """A function that imports what imports its own module hides a cycle; it does not remove it."""
+    imported = {name: set(imports_in(ast.parse(file.read_text("utf-8")))) for name, file in MODULES.items()}
+    graphlib.TopologicalSorter({name: found & MODULES.keys() for name, found in imported.items()}).prepare()
 
 
 def imported_by(code: str) -> set[str]:
