@@ -368,7 +368,7 @@ def _certificate_of(stored: Any, certificate: ContributionCertificate | None) ->
     raise CertificateMismatchError("the guarantee is for another certificate; use the one it was made from")
 
 
-NAME = "guarantee.json"
+GUARANTEE_FILE = "guarantee.json"
 NO_GUARANTEE = "No guarantee: this model was trained without privacy and may reveal its training examples."
 PUBLIC = "No guarantee: the data were declared public; nothing about them is protected."
 _NoGuaranteeFormat = Literal["coowned-no-guarantee-1"]
@@ -426,7 +426,7 @@ def stated_origins(folder: Path) -> list[str]:
     The folder need not be a whole run: weights may have been copied.
     """
     stated = []
-    file = folder / NAME
+    file = folder / GUARANTEE_FILE
     try:
         content = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

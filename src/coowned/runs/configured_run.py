@@ -155,7 +155,7 @@ def _summarize(
         advices.append(found)
     summary = summary_of(config, graph, plan.selected, plan.certificate)
     if summary is not None:
-        folder.prepare(records.NAME, summary.to_json().encode())
+        folder.prepare(records.GRAPH_FILE, summary.to_json().encode())
         if found := summary.warning():
             return " This is about noise alone: S is not like the data.", [*advices, found]
     return "", advices

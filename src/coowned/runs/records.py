@@ -131,7 +131,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     canaries: dict[str, Any] | None = None
 
 
-NAME = "graph.json"
+GRAPH_FILE = "graph.json"
 _UNLIKE = 0.25  # a share of S that is worth a warning: a rule of thumb
 
 

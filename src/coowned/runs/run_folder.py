@@ -228,7 +228,7 @@ class RunFolder:
         self._claim = guarantee
         self.prepare("certificate.json", (certificate.to_json() + "\n").encode())
         self.prepare(
-            privacy_guarantee.NAME,
+            privacy_guarantee.GUARANTEE_FILE,
             privacy_guarantee.write_claim(guarantee, mechanism, public=public).encode(),
             mode=0o644,
         )

@@ -12,9 +12,14 @@ import numpy.typing as npt
 
 import coowned
 from coowned import codec
-from coowned.accounting import privacy_guarantee
 from coowned.accounting.covered import check_bounds
-from coowned.accounting.privacy_guarantee import PrivacyGuarantee
+from coowned.accounting.privacy_guarantee import (
+    GUARANTEE_FILE,
+    PrivacyGuarantee,
+    absent_statement,
+    model_metadata,
+    parse_claim,
+)
 from coowned.accounting.signal_to_noise import SignalToNoise
 from coowned.accounting.statement import rounded_up
 from coowned.attribution.graph import AttributionGraph
@@ -95,7 +100,10 @@ class StoredRun:
         _checked(folder, record, "config.toml")
         certificate = _parsed(folder, record, "certificate.json", ContributionCertificate.from_json)
         claim = _parsed(
-            folder, record, privacy_guarantee.NAME, lambda text: privacy_guarantee.parse_claim(text, certificate)
+            folder,
+            record,
+            GUARANTEE_FILE,
+            lambda text: parse_claim(text, certificate),
         )
         run = cls(path=folder, record=record, certificate=certificate, **claim._asdict())
         _check_plan(folder, record, claim_terms(certificate, run.mechanism, run.guarantee))
@@ -108,7 +116,7 @@ class StoredRun:
     def statement(self) -> str:
         """Returns the privacy statement of the model."""
         if self.guarantee is None:
-            return privacy_guarantee.absent_statement(public=self.public)
+            return absent_statement(public=self.public)
         return self.guarantee.statement(model=self.record.model)
 
     @property
@@ -231,12 +239,12 @@ class StoredRun:
 
     def graph_summary(self) -> GraphSummary:
         """Returns counts of the graph before and after selection; InputError if the run stored none."""
-        if records.NAME not in self.record.files:
+        if records.GRAPH_FILE not in self.record.files:
             raise InputError("this run was written by a version that stored no counts of the graph")
         return _parsed(
             self.path,
             self.record,
-            records.NAME,
+            records.GRAPH_FILE,
             lambda text: codec.decode_json(GraphSummary, text, name="counts of the graph"),
         )
 
@@ -298,9 +306,7 @@ def read_claim(path: str | os.PathLike[str]) -> ReleasedClaim:
     from coowned.accounting.calculators import sweep_noise_multiplier
 
     certificate = _parsed(folder, record, "certificate.json", ContributionCertificate.from_json)
-    guarantee = _parsed(
-        folder, record, privacy_guarantee.NAME, lambda text: privacy_guarantee.parse_claim(text, certificate)
-    ).guarantee
+    guarantee = _parsed(folder, record, GUARANTEE_FILE, lambda text: parse_claim(text, certificate)).guarantee
     noise = _table(folder, record, "members.parquet")["noise_multiplier"].to_list()
     if guarantee.run_id != record.run_id or guarantee.noise_multiplier > sweep_noise_multiplier(noise) * (1 + 1e-9):
         raise CertificateMismatchError(f"{folder}: guarantee.json belongs to another sweep; restore the original files")
@@ -340,7 +346,7 @@ def _check_model(folder: Path, record: RunRecord, statement: str | None) -> None
     """Checks that a model file has its run's plan and statement (None: the text is of another version)."""
     file = folder / "model.safetensors"
     _checked(folder, record, file.name)
-    metadata = privacy_guarantee.model_metadata(file)
+    metadata = model_metadata(file)
     stated = statement is None or metadata.get("statement") == statement
     if not stated or metadata.get("plan") != plan_digest(record.plan):
         raise CertificateMismatchError(
