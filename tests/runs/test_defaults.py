@@ -54,6 +54,13 @@ def test_a_configuration_of_data_privacy_and_model_is_enough():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("epsilon", "hopeless"), [("8.0", False), ("0.01", True)])
+def test_what_noise_will_swamp_is_said_where_s_is_chosen(epsilon, hopeless):
+    """Before any training, also in the file that `plan -o` writes."""
+    (_, chosen, *_) = reasons_in(complete(SHORT.replace("8.0", epsilon)).text)
+    assert chosen.endswith("is hopeless: more data or a larger epsilon is needed.") == hopeless
+
+
 @pytest.mark.parametrize(
     ("section", "given"),
     [

@@ -13,7 +13,7 @@ import numpy as np
 from coowned import codec
 from coowned.accounting.choices import Choice, Plan
 from coowned.accounting.planning import DEFAULT_SELECTORS, budget_for, default_bounds, plan, training_sizes
-from coowned.accounting.signal_to_noise import felt_parameters
+from coowned.accounting.signal_to_noise import GOOD, felt_parameters
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
 from coowned.content.splits import train_graph
@@ -199,11 +199,12 @@ class _Choosing:
 
 
 def _why_selected(best: Choice, tried: int) -> str:
+    hopeless = f" A signal-to-noise below {GOOD:g} is hopeless: more data or a larger epsilon is needed."
     return (
         f'[selection] selector = "{best.selector}", contribution_bound = {best.contribution_bound}: of '
         f"{counted(tried, 'choice')} it has the largest predicted signal-to-noise, {best.signal_to_noise:.3g}, with "
         f"{counted(best.size, 'copy', 'copies')} of {counted(best.num_distinct, 'example')} and noise multiplier "
-        f"{best.noise_multiplier:.3g}."
+        f"{best.noise_multiplier:.3g}.{hopeless if best.signal_to_noise < GOOD else ''}"
     )
 
 
