@@ -5,6 +5,7 @@ is about 16 units of the grid; sums of n copies are compared to 64 n units, 4e-6
 """
 
 import contextlib
+import json
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 from tests.arrays import same
 from tests.models.model_sums import make_batch, sums
 
-from coowned import InputError
+from coowned import InputError, read_jsonl
 from coowned.content.example_table import KEY, USABLE
 from coowned.errors import BatchCoupledLossError
 from coowned.exact.grid import Grid
@@ -635,6 +636,29 @@ class Numbers:
 
     def of(self, row):
         return self(row)
+
+
+@pytest.mark.peers
+def test_one_rows_key_reaches_no_encoder(torch, tmp_path):
+    """In JSON lines one person's key makes a column: what `encode` makes of another's row must not tell."""
+
+    from coowned.torch import TorchModel
+
+    def tokens_of(rows, **settings):
+        (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        examples = read_jsonl(tmp_path / "d.jsonl", users="users")
+        model = TorchModel(
+            module=torch.nn.Embedding(50, 4), loss=lambda m, e: m(e["words"]).sum(), columns=[],
+            encode=lambda row: {"words": [len(" ".join(map(str, row.values())))]}, **settings,
+        )  # fmt: skip
+        _, table, _ = model.task(examples.payload.schema, folder=tmp_path, is_private=True).read(examples)
+        return table.arrays["words"].tolist()
+
+    rows = [{"users": ["a"], "note": "hello"}, {"users": ["b"], "note": "hi"}]
+    more = [rows[0], {**rows[1], "zoo": "1"}]
+    assert tokens_of(rows, encode_columns=["note"]) == tokens_of(more, encode_columns=["note"]) == [[5], [2]]
+    with pytest.raises(InputError, match="name the columns that encode reads"):
+        tokens_of(more)
 
 
 def encoders_that_remember():

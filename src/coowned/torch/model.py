@@ -42,6 +42,8 @@ class TorchModel(ExampleSpecification):
     Guarantees:
       - Only the schema, and what `encode` makes of a row without content, decide what an example looks like.
         (test_shapes_come_from_the_schema_alone)
+      - A key that one row has gives no other row an entry: `encode` gets the columns that were named.
+        (test_one_rows_key_reaches_no_encoder)
       - A row that `encode` fails on, or makes other shapes of, adds nothing and stops nothing.
         (test_rows_that_cannot_be_encoded_add_nothing)
       - An `encode` that remembers rows, so that one changes what another becomes, is refused where some rows show it.
@@ -57,7 +59,7 @@ class TorchModel(ExampleSpecification):
         `classes`; or the one number of a regression.
       encode: (row) -> named arrays of fixed shapes: for text. A row is a dictionary of the columns in
         `encode_columns`; what it gives are entries of the example beside the columns of numbers.
-      encode_columns: that a row has; default: all.
+      encode_columns: that a row has; default: all, where the data declare types (Parquet, Arrow).
       columns, shapes, integers, label, classes, memory_limit, microbatch, origin: as for `coowned.JaxModel`.
     """
 
@@ -178,6 +180,11 @@ class TorchModel(ExampleSpecification):
         """Encodes a row of empty texts, zeros and empty lists, to find the shapes."""
         if self.encode is None:
             return {}
+        if not self.encode_columns and types_are_inferred(schema):
+            raise InputError(
+                "name the columns that encode reads, encode_columns=[...]: CSV, JSONL, SQL and Python lists declare no "
+                "types, so one row's key could add a column to every row"
+            )
         kinds = {name: column_type(schema, name) for name in self.encode_columns or schema.names}
         row = {name: "" if types_are_inferred(schema, name) else _nothing(kind) for name, kind in kinds.items()}
         try:
