@@ -258,6 +258,11 @@ def test_place_is_named():
         from_table({"users": ["a", "b"], "id": [1, None]}, example_id="id", name="my table")
 
 
+def test_a_semicolon_separates_before_a_comma_that_may_be_in_names(caplog):
+    from_table({"users": ["Lee, Ann; Ray, Bob", "Lee, Ann"]})
+    assert "(--separator ';')" in caplog.text
+
+
 @pytest.mark.parametrize("cells", [["b,c", "b", "c"], ["b,c", "c,d", "a"], ["a; b", "c"], ["a|b", "d"]])
 def test_several_users_in_one_cell_are_warned_of(cells, caplog):
     sign = next(sign for sign in ",;|" if sign in cells[0])

@@ -456,7 +456,7 @@ def several_users_advice(keys: pl.Series, rules: UserKeyRules, *, in_lists: bool
     found = looks_like_several(keys, rules)
     if found.is_empty():
         return None
-    separator = max(",;|", key=lambda sign: found.str.contains(sign, literal=True).sum())
+    separator = max(";|,", key=lambda sign: found.str.contains(sign, literal=True).sum())
     remedy = f"give separator={separator!r} (--separator {separator!r})"
     remedy = "split the entries of the lists" if in_lists else remedy
     look = "looks" if len(found) == 1 else "look"
