@@ -58,6 +58,12 @@ def test_one_of_lists_the_choices():
         validate.one_of(("hash", "input"), ties="inputs")
 
 
+def test_local_path_refuses_addresses():
+    validate.local_path(path="a/S.parquet", shards=None)
+    with pytest.raises(InputError, match="shards: hdfs://head/S is an address, which only Spark reads; copy it"):
+        validate.local_path(shards="hdfs://head/S")
+
+
 def test_same_length_and_seed():
     validate.same_length(2, a=[1, 2], b="xy")
     with pytest.raises(InputError, match="b must have 2 entries, not 3"):

@@ -64,6 +64,13 @@ def column_names(**named: Any) -> None:
             raise InputError(f"{name} must be a column name or a list of them, not {value!r}")
 
 
+def local_path(**named: Any) -> None:
+    """Raises InputError if it is the address of something elsewhere (hdfs://…); None is allowed."""
+    for name, value in named.items():
+        if "://" in str(value):
+            raise InputError(f"{name}: {value} is an address, which only Spark reads; copy it to this machine")
+
+
 def same_length(expected: int, **named: Sized) -> None:
     """Raises InputError unless sequences have the expected length."""
     for name, value in named.items():

@@ -138,7 +138,7 @@ def test_memory_of_mapped_rows(tmp_path, monkeypatch):
     grown = {}
     for budget in (1 << 22, 1 << 29):
         monkeypatch.setattr(derived, "_BUDGET", budget)
-        found, before = MappedFiles.open(tmp_path, "key", check=False), resident()
+        found, before = MappedFiles.open(tmp_path, "key"), resident()
         assert found is not None
         most = 0
         for row in range(0, 4096, 16):

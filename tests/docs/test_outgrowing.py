@@ -58,13 +58,21 @@ def finish(*processes):
 
 
 @pytest.mark.full
-def test_the_page_is_followed(tmp_path):
-    select, first, second, *after = commands()
-    assert [arguments[0] for _, arguments in (select, first, second)] == ["select", "train", "train"]
+@pytest.mark.parametrize("engine", ["local", "spark"])
+def test_the_page_is_followed(tmp_path, engine):
+    on_spark, locally, first, second, *after = commands()
+    assert [arguments[0] for _, arguments in (on_spark, locally, first, second)] == ["select"] * 2 + ["train"] * 2
+    assert "spark" in on_spark[1]
     write_table(tmp_path)
     [configuration] = re.findall(r"^```toml\n(.*?)^```$", section(), re.MULTILINE | re.DOTALL)
     (tmp_path / "run.toml").write_text(configuration, encoding="utf-8")
-    finish(start(tmp_path, *select))
+    if engine == "spark":
+        words = [word.replace("hdfs://head", tmp_path.as_uri()) for word in on_spark[1]]
+        words = [word.replace("spark://head:7077", "local[1]") for word in words]
+        finish(start(tmp_path, {}, ["spark-package", "-o", "coowned.zip"]))
+        finish(start(tmp_path, on_spark[0], words))
+    else:
+        finish(start(tmp_path, *locally))
     (tmp_path / "papers.parquet").unlink()  # the hosts need the shards alone
     finish(start(tmp_path, *first), start(tmp_path, *second))
     assert not (tmp_path / "RUN-1").exists()

@@ -139,6 +139,8 @@ def test_train_refuses_another_s(data, capsys):
     assert not (data / "RUN").exists()
     assert train(data, 'path = "S.parquet"\ncontribution_bound = 2', "RUN") == 2
     assert "[selection] path is an S that was chosen before; remove contribution_bound" in capsys.readouterr().err
+    assert train(data, 'path = "hdfs://head/S.parquet"', "RUN") == 2
+    assert "hdfs://head/S.parquet is an address" in capsys.readouterr().err
     assert train(data, 'path = "nowhere.parquet"', "RUN") == 2
     assert "nowhere.parquet: no such file or folder" in capsys.readouterr().err
 

@@ -187,7 +187,7 @@ def test_a_column_of_ours_is_refused(graph, tmp_path):
 
 
 def test_buffers_change_no_row(graph, tmp_path):
-    """However often rows are written out."""
+    """However often rows are written out, each time with other users in the file's dictionary."""
     found = []
     for buffer_bytes in (1, 1 << 27):
         folder = tmp_path / str(buffer_bytes)
@@ -196,5 +196,17 @@ def test_buffers_change_no_row(graph, tmp_path):
         files, counts = write_shards(folder, pieces, graph, buffer_bytes=buffer_bytes)
         found.append([pq.read_table(folder / file.path).to_pylist() for file in files])
         assert sum(counts) == COUNT
+        manifest = Manifest(
+            graph_digest=graph.digest,
+            selection_digest="0",
+            splits=(1.0, 0.0, 0.0),
+            types_inferred=False,
+            groups=GROUPS,
+            shard_rows=counts,
+            absent=absent_rows(graph, np.arange(COUNT), 0),
+            files=files,
+        )
+        (folder / MANIFEST).write_text(manifest.to_json())
+        assert read_shards(folder).graph.digest == graph.digest
         assert np.array_equal(np.bincount(shards_of(graph), minlength=SHARDS), counts)
     assert found[0] == found[1]

@@ -2,6 +2,7 @@
 is said in one sentence."""
 
 import contextlib
+import json
 import os
 import shlex
 import socket
@@ -16,6 +17,7 @@ import polars as pl
 import pytest
 
 from coowned.cli.main import run
+from coowned.selection.shards import read_shards
 
 pytestmark = pytest.mark.full
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
@@ -118,7 +120,7 @@ def page_commands(heading: str) -> list[list[str]]:
 
 
 def test_the_steps_of_the_page(cluster, bare_python, tmp_path, capsys):
-    """The package in a zip, a folder that all share, and the S of one machine from the train split."""
+    """The package in a zip, a folder that all share, and the S and the rows of one machine from the train split."""
     mail = {
         "message_id": [f"<{number}@x.org>" for number in range(80)],
         "sender": [f"User{number % 37}@x.org" for number in range(80)],
@@ -145,6 +147,9 @@ def test_the_steps_of_the_page(cluster, bare_python, tmp_path, capsys):
     assert (tmp_path / "S.certificate.json").read_text() == (tmp_path / "local.certificate.json").read_text()
     chosen = pl.read_parquet(tmp_path / "S.parquet" / "*.parquet").sort("example_id")
     assert chosen.equals(pl.read_parquet(tmp_path / "local.parquet").sort("example_id"))
+    rows = read_shards(tmp_path / "shards")
+    assert rows.manifest.graph_digest == json.loads((tmp_path / "S.certificate.json").read_text())["graph_digest"]
+    assert rows.content.schema.names == list(mail)
 
 
 def test_executors_without_the_package(cluster, bare_python, data):

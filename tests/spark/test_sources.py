@@ -5,7 +5,7 @@ import pytest
 
 import coowned as co
 from coowned.attribution.sources import DataSource
-from coowned.spark.sources import attribute_source, check_source
+from coowned.spark.sources import attribute_source, check_rows, check_source, read_rows
 
 NAMED = {"users": ("users",), "example_id": "id", "separator": ";"}
 
@@ -71,6 +71,29 @@ def test_folders_of_other_columns_are_refused(spark, tmp_path, files, by_address
         source = DataSource(path=folder.as_uri(), users=users, example_id="id", separator=";", format=kind)
         with pytest.raises(co.InputError, match=f"{ending}$"):
             attribute_source(spark, source)
+
+
+@pytest.mark.full
+def test_rows_of_other_columns_are_refused(spark, tmp_path):
+    """As one machine does, which reads them as content too."""
+    same = {"a.parquet": {"id": [1], "users": ["a"], "n": [1]}, "b.parquet": {"id": [2], "users": ["b"], "n": [2.5]}}
+    (tmp_path / "same").mkdir()
+    read = read_rows(spark, DataSource(path=write(tmp_path / "same", same), users=("users",), example_id="id"))
+    assert sorted(map(tuple, read.collect())) == [(1, "a", 1.0), (2, "b", 2.5)]
+    (tmp_path / "other").mkdir()
+    other = {"a.parquet": {"id": [1], "users": ["a"], "n": [1]}, "b.parquet": {"id": [2], "users": ["b"]}}
+    with pytest.raises(co.InputError, match="all files of a folder need the same columns"):
+        read_rows(spark, DataSource(path=write(tmp_path / "other", other), users=("users",), example_id="id"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "message"),
+    [("a.csv", {"users": ("users",)}, "written from Parquet"), ("a.parquet", {"user": "user"}, "one row per example")],
+)
+def test_data_that_make_no_shards(tmp_path, name, words, message):
+    (tmp_path / name).write_text("id,users\n1,a\n")
+    with pytest.raises(co.InputError, match=message):
+        check_rows(DataSource(path=tmp_path / name, example_id="id", **words))
 
 
 @pytest.mark.full

@@ -70,7 +70,7 @@ def run(
         bool, typer.Option("--overwrite", help="Replace S and its certificate if they exist.")
     ] = False,
     shards: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="DIR",
             help="Also write the selected and held-out rows with their content, for [data] shards; needs --splits.",
@@ -99,18 +99,16 @@ def run(
     from coowned.certificate import certificate_for
 
     chooser = make_selector(selector, settings)
-    engine.refuse_addresses(str(source.path), output)
+    engine.refuse_addresses(str(source.path), output, *([] if shards is None else [shards]))
     certificate_path = certificate_for(output)
-    refuse_to_overwrite(files_of(source), (output, certificate_path), replace=overwrite)
+    refuse_to_overwrite(files_of(source), (output, certificate_path, shards), replace=overwrite)
     shares = shares_of(splits)
     if shards is not None and shares is None:
         raise InputError("--shards needs --splits, the shares that training uses, such as 0.8,0.1,0.1")
-    if shards is not None and engine.on_spark:
-        raise InputError("--shards needs the local engine; on Spark, coowned.spark.write_shards writes them")
     if engine.on_spark:
-        certificate, advice = _run_on_spark(source, chooser, seed, shares, output, engine, overwrite)
+        certificate, advice = _run_on_spark(source, chooser, seed, shares, (output, shards), engine, overwrite)
     else:
-        certificate, advice = _run_locally(source, chooser, seed, shares, Path(output), overwrite, shards)
+        certificate, advice = _run_locally(source, chooser, seed, shares, (output, shards), overwrite)
     if advice is not None:
         sys.stderr.write(f"{advice}\n")
     if json:
@@ -121,6 +119,8 @@ def run(
             show.line(f"wrote {output} and {certificate_path}")
         else:
             show.written(Path(output), Path(certificate_path))
+        if shards is not None:
+            show.line(f"wrote the rows for training to {shards}")
 
 
 def _show(certificate: "ContributionCertificate") -> None:
@@ -159,9 +159,8 @@ def _run_locally(
     chooser: "Selector",
     seed: int,
     shares: list[float] | None,
-    output: Path,
+    outputs: tuple[str, str | None],
     overwrite: bool,
-    shards: Path | None,
 ) -> "_Certified":
     from coowned.attribution.statistics import heavy_users_advice
     from coowned.certificate import certificate_path_of, certify
@@ -169,6 +168,7 @@ def _run_locally(
     from coowned.runs.inputs import write_shards
     from coowned.selection.selection_files import write_selection
 
+    output, shards = Path(outputs[0]), outputs[1]
     targets = output, certificate_path_of(output), *([] if shards is None else [shards])
     with whole_files(*targets) as (selection_file, certificate_file, *shard_folder):
         with show.progress("reading") as progress:
@@ -192,7 +192,7 @@ def _run_on_spark(
     chooser: "Selector",
     seed: int,
     shares: list[float] | None,
-    output: str,
+    outputs: tuple[str, str | None],
     engine: Engine,
     overwrite: bool,
 ) -> "_Certified":
@@ -201,14 +201,20 @@ def _run_on_spark(
     from coowned.spark.selection import check_selector, choose
     from coowned.spark.selection_files import exists, write_parts, write_selection
     from coowned.spark.session import check_machine
-    from coowned.spark.sources import attribute_source, check_source
+    from coowned.spark.shards import write_shards
+    from coowned.spark.sources import attribute_source, check_rows, check_source, read_rows
 
+    output, shards = outputs
     check_selector(chooser)
     check_source(source)
+    if shards is not None:
+        check_rows(source)
     check_machine()
     is_remote = "://" in output
     title = f"selecting with {chooser.name}"
-    with whole_files(*([] if is_remote else [output, certificate_for(output)])) as files:
+    targets = [] if is_remote else [output, certificate_for(output)]
+    targets += [] if shards is None or "://" in shards else [shards]
+    with whole_files(*targets) as files:
         with engine.session(source.path, title) as (spark, progress):
             if is_remote and not overwrite and exists(spark, output):
                 raise_exists(output)
@@ -216,6 +222,10 @@ def _run_on_spark(
             graph = graph if shares is None else graph.train_split(shares)
             chosen = choose(graph, chooser, seed=seed, progress=progress)
             certificate = certify(graph, chosen.table, selector=chooser, seed=seed, upper_bound=chosen.upper_bound)
+            if shards is not None:
+                folder = shards if "://" in shards else files[-1]
+                rows = read_rows(spark, source)
+                write_shards(rows, graph, chosen.table, certificate, folder, example_id=source.example_id or "")
             if is_remote:
                 write_selection(chosen.table, certificate, output)
             else:
@@ -223,7 +233,8 @@ def _run_on_spark(
             advice = graph.heavy_users().advice(certificate.contribution_bound)
             graph.release()
         if not is_remote:
-            folder, certificate_file = files
-            folder.chmod(0o700)  # still in a folder that is private
+            folder, certificate_file, *others = files
+            for written in (folder, *others):
+                written.chmod(0o700)  # still in a folder that is private
             certificate_file.write_text(certificate.to_json() + "\n", encoding="utf-8")
     return certificate, advice

@@ -23,9 +23,9 @@ from coowned.files import cache_folder, remove, sync_folder
 OFFSETS = "offsets"  # of the arrays whose rows have lengths of their own: row r is [offsets[r]:offsets[r + 1]]
 RAGGED = ("indices", "values", "ids")  # these arrays
 _INDEX = "index.json"
-_AT_ONCE = 1 << 14  # rows that are put in their places at once
 _BUDGET = 1 << 29  # bytes of mapped files that may stay in memory
-_ROW_BYTES = 1 << 16  # that a row may bring along: 16 pages
+_ROW_BYTES = 1 << 16  # that a row may bring along in each file: 16 pages
+_AT_ONCE = _BUDGET // _ROW_BYTES // 2  # rows that are put in their places at once
 _BLOCK = 1 << 22  # bytes
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -69,10 +69,10 @@ class MappedFiles:
         self._is_large = sum(map(len, self._maps)) > _BUDGET
 
     @classmethod
-    def open(cls, folder: Path, key: str, *, check: bool = True) -> "MappedFiles | None":
+    def open(cls, folder: Path, key: str) -> "MappedFiles | None":
         """Maps the arrays of a folder; returns None if they are missing or incomplete.
 
-        Cost: reads each file once, to check it, unless this process has just written it.
+        Cost: reads each file once, to check it.
         """
         try:
             index = codec.decode_json(_Index, (folder / _INDEX).read_bytes(), name=str(folder / _INDEX))
@@ -80,10 +80,10 @@ class MappedFiles:
                 return None
             maps, arrays = [], {}
             for name, stored in index.arrays.items():
-                array, mapped = _mapped(folder / _file(name, "bin"), stored)
-                if check and _digest(array, mapped) != stored.digest:
+                path = folder / _file(name, "bin")
+                if _digest_file(path) != stored.digest:
                     return None
-                arrays[name] = array
+                arrays[name], mapped = _mapped(path, stored)
                 maps += [mapped] if mapped is not None else []
         except (OSError, ValueError, CoownedError):
             return None
@@ -92,7 +92,7 @@ class MappedFiles:
     def touch(self, rows: int) -> None:
         """Announces that this many rows are about to be read."""
         self._rows += rows if self._is_large else 0
-        if self._rows * _ROW_BYTES > _BUDGET:
+        if self._rows * _ROW_BYTES * len(self._maps) > _BUDGET:
             self._rows = 0
             _let_go(*self._maps)
 
@@ -136,7 +136,7 @@ class KeptArrays:
                 make(made)
                 remove(folder)
                 os.replace(made, folder)
-        found = MappedFiles.open(folder, self.key, check=False)
+        found = MappedFiles.open(folder, self.key)
         if found is None:
             raise OSError(errno.EIO, "what was just written there cannot be read back", str(folder))
         return found
@@ -232,13 +232,16 @@ def _write(folder: Path, name: str, blocks: Iterable[npt.NDArray[Any]]) -> _Stor
             hashed.update(content.data)
             file.write(content.data)
             rows, kind, shape = rows + len(content), content.dtype.str, content.shape[1:]
+        file.flush()
+        os.fsync(file.fileno())
+        _advise(file.fileno(), "POSIX_FADV_DONTNEED")  # what is written lies in large pages; see `_digest_file`
     return _StoredArray(dtype=kind, shape=(rows, *shape), digest=hashed.hexdigest())
 
 
 def digest_stored(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
     """Computes the digest that `MappedFiles` of these arrays has."""
     stored = {
-        name: _StoredArray(dtype=array.dtype.str, shape=array.shape, digest=_digest(array, None))
+        name: _StoredArray(dtype=array.dtype.str, shape=array.shape, digest=_digest(array))
         for name, array in arrays.items()
     }
     return codec.checksum(stored)
@@ -263,13 +266,27 @@ def _mapped(path: Path, stored: _StoredArray) -> tuple[npt.NDArray[Any], mmap.mm
     return np.frombuffer(mapped, dtype).reshape(shape), mapped
 
 
-def _digest(array: npt.NDArray[Any], mapped: mmap.mmap | None) -> str:
-    hashed = hashlib.blake2b(digest_size=32)
+def _digest(array: npt.NDArray[Any]) -> str:
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    for begin in range(0, content.size, _BLOCK):
-        hashed.update(content[begin : begin + _BLOCK].data)
-        _let_go(mapped)
+    return hashlib.blake2b(content.data, digest_size=32).hexdigest()
+
+
+def _digest_file(path: Path) -> str:
+    """Computes the digest of an array's file.
+
+    Read this way, it lies in small pages of the system's cache. In large ones, a row would map two megabytes.
+    """
+    hashed = hashlib.blake2b(digest_size=32)
+    with path.open("rb", buffering=0) as file:
+        _advise(file.fileno(), "POSIX_FADV_RANDOM")
+        while block := file.read(_BLOCK):
+            hashed.update(block)
     return hashed.hexdigest()
+
+
+def _advise(handle: int, advice: str) -> None:
+    if hasattr(os, "posix_fadvise"):  # not on macOS
+        os.posix_fadvise(handle, 0, 0, getattr(os, advice))
 
 
 def _let_go(*maps: mmap.mmap | None) -> None:

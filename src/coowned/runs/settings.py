@@ -28,6 +28,7 @@ class DataSettings(DataOptions):
     shards: str | None = None  # a folder that `coowned select --shards` wrote, in place of the data
 
     def __post_init__(self) -> None:
+        validate.local_path(shards=self.shards)
         if self.shards is not None:
             others = [name for name, value in vars(self).items() if value and name not in ("shards", "splits")]
             if others:
@@ -49,6 +50,9 @@ class SelectionSettings:
     seed: int
     settings: dict[str, Any]
     path: str | None = None
+
+    def __post_init__(self) -> None:
+        validate.local_path(path=self.path)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

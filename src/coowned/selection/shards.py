@@ -22,7 +22,7 @@ from coowned.attribution.content_files import ContentFiles, opened_parquet
 from coowned.attribution.digest import RowSums
 from coowned.attribution.examples import unify
 from coowned.attribution.graph import Absent, AttributionGraph
-from coowned.attribution.identifiers import utf8_buffers
+from coowned.attribution.identifiers import may_repeat, one_array, utf8_buffers
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.files import FileStates, file_states
 from coowned.selection.order import hash_seed, hash_text
@@ -204,7 +204,8 @@ def read_shards(folder: Path) -> ShardedRows:
                 raise InputError(f"{path}: no column {missing[0]}; {_REMEDY}")
             if opened.metadata.num_rows != file.rows:
                 raise InputError(f"{path}: {opened.metadata.num_rows} rows, not {file.rows}; {_REMEDY}")
-            parts.append(opened.read(list(OWN_COLUMNS)))
+            # One by one: each has a dictionary of users of its own, and Arrow reads no lists of several.
+            parts += [opened.read_row_group(group, list(OWN_COLUMNS)) for group in range(opened.num_row_groups)]
         files.append((path, file.rows))
     if not parts:
         raise InputError(f"{folder}: the shards hold no row; {_REMEDY}")
@@ -235,9 +236,8 @@ def _checked_files(folder: Path, manifest: Manifest) -> FileStates:
 
 def _graph(table: pa.Table, order: npt.NDArray[np.int64], absent: AbsentRows) -> AttributionGraph:
     """Makes the graph of the rows in this order."""
-    ids = table.column(ID)
-    repeated = len(ids) - len(ids.unique())
-    if repeated:
+    ids = one_array(table.column(ID))
+    if may_repeat(ids) and (repeated := len(ids) - len(ids.unique())):
         there = "1 example of the shards is" if repeated == 1 else f"{repeated} examples of the shards are"
         raise InputError(f"{there} there twice; {_REMEDY}")
     users, keys = unify(pc.list_flatten(table.column(USERS)))

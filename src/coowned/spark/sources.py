@@ -106,6 +106,32 @@ def attribute_source(spark: "SparkSession", source: DataSource) -> SparkGraph:
         raise InputError(f"{named}: {error}") from error
 
 
+def check_rows(source: DataSource) -> None:
+    """Raises an error for data whose rows Spark cannot write as shards."""
+    if check_source(source) != "parquet":
+        raise InputError(
+            f"{source.path}: on Spark, shards are written from Parquet, whose columns have types; write the data as "
+            "Parquet, or use the local engine"
+        )
+    if source.user is not None:
+        raise InputError(
+            f"{source.path}: shards need one row per example, with a list of users (--users), not one row per pair"
+        )
+
+
+def read_rows(spark: "SparkSession", source: DataSource) -> "DataFrame":
+    """Reads all columns of Parquet data, in which an example has one row, for `coowned.spark.write_shards`.
+
+    Guarantees:
+      - Files with other columns or types are refused, as one machine does.   (test_rows_of_other_columns_are_refused)
+    """
+    check_rows(source)
+    files = _files(spark, source.path, SUFFIXES["parquet"])
+    with spark_errors(str(source.path), unreadable=_UNREADABLE["parquet"]):
+        schema = one_schema(list(files.values()), _schemas(spark, files, "parquet"))
+        return read_parquet(spark, source.path, schema.names, lambda found: None)
+
+
 def read_parquet(
     spark: "SparkSession",
     path: str | os.PathLike[str],
