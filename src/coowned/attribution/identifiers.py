@@ -79,7 +79,7 @@ def as_identifiers(
     return array
 
 
-def may_repeat(array: pa.Array) -> bool:
+def may_repeat(array: pa.Array | pa.ChunkedArray) -> bool:
     """Returns whether two hashes are equal: in far less memory than a set of the entries, which then decides."""
     hashes = np.sort(pl.Series(array).hash().to_numpy())
     return bool((hashes[1:] == hashes[:-1]).any())

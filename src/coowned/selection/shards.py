@@ -22,7 +22,7 @@ from coowned.attribution.content_files import ContentFiles, opened_parquet
 from coowned.attribution.digest import RowSums
 from coowned.attribution.examples import unify
 from coowned.attribution.graph import Absent, AttributionGraph
-from coowned.attribution.identifiers import may_repeat, one_array, utf8_buffers
+from coowned.attribution.identifiers import may_repeat, utf8_buffers
 from coowned.errors import CertificateMismatchError, InputError
 from coowned.files import FileStates, file_states
 from coowned.selection.order import hash_seed, hash_text
@@ -236,7 +236,7 @@ def _checked_files(folder: Path, manifest: Manifest) -> FileStates:
 
 def _graph(table: pa.Table, order: npt.NDArray[np.int64], absent: AbsentRows) -> AttributionGraph:
     """Makes the graph of the rows in this order."""
-    ids = one_array(table.column(ID))
+    ids = table.column(ID)
     if may_repeat(ids) and (repeated := len(ids) - len(ids.unique())):
         there = "1 example of the shards is" if repeated == 1 else f"{repeated} examples of the shards are"
         raise InputError(f"{there} there twice; {_REMEDY}")
