@@ -213,6 +213,8 @@ def read_shards(folder: Path) -> ShardedRows:
     order = np.argsort(np.asarray(table[POSITION]), kind="stable")
     graph = _graph(table, order, manifest.absent)
     _check_rows(folder, graph, np.asarray(table[SHARD])[order], manifest)
+    del table, parts
+    pa.default_memory_pool().release_unused()  # which Arrow would keep for itself
     content = ContentFiles(
         files=tuple(files), states=states, rows=order, left_out=OWN_COLUMNS, inferred=manifest.types_inferred
     )
