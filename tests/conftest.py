@@ -5,6 +5,7 @@ import functools
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,6 +39,12 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def pytest_runtest_setup() -> None:
+    """Runs that other tests trained without a folder are none of a test's own."""
+    if "coowned.runs.ledger" in sys.modules:
+        sys.modules["coowned.runs.ledger"].OF_THIS_PROCESS.clear()
 
 
 def pytest_collection_finish() -> None:

@@ -27,6 +27,7 @@ from coowned.runs.config import GIVEN, TrainConfig
 from coowned.runs.configured_run import Given, Select, run_configuration
 from coowned.runs.inputs import of_train_split
 from coowned.runs.launch import Told, train_in_processes
+from coowned.runs.ledger import IN_MEMORY
 from coowned.runs.ledger import NAME as LEDGER
 from coowned.runs.run_folder import RunFolder
 from coowned.runs.settings import FitKeywords, MechanismSettings, Optimizer, PrivacySettings, RunSettings, sections_of
@@ -118,7 +119,7 @@ def fit(
     progress = keywords.get("progress")
     # A temporary folder is readable by its owner alone.
     path = Path(tempfile.mkdtemp(prefix="coowned-") if folder is None else folder)
-    asked_for = _Fit(examples, model, selector, sections, path, None if folder is None else LEDGER)
+    asked_for = _Fit(examples, model, selector, sections, path, IN_MEMORY if folder is None else LEDGER)
     try:
         asked_for.config()  # refuses before any process is started
         processes = keywords.get("processes", 1)

@@ -15,6 +15,7 @@ from coowned.errors import InputError
 from coowned.finished_run import Run, open_run
 from coowned.fitting import given_selection, say_above, say_result, sections_of_fit, selector_for, shown_to
 from coowned.models.model import Specification
+from coowned.runs.ledger import IN_MEMORY
 from coowned.runs.ledger import NAME as LEDGER
 from coowned.runs.settings import GROUPS, FitKeywords, MechanismSettings, Optimizer, RunSettings
 from coowned.runs.tuning_config import EXPECTED_RUNS, TuningConfig
@@ -102,7 +103,7 @@ def tune(
                 progress=report,
                 announce=announce,
                 advise=say_above if progress is None else announce,
-                ledger=None if folder is None else LEDGER,
+                ledger=IN_MEMORY if folder is None else LEDGER,
             )
         finished = open_run(path, model=model)
     except BaseException:

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import coowned as co
+from coowned.accounting.calculators import composed_epsilon
 from coowned.accounting.guarantee import compose, guarantee
+from coowned.accounting.statement import rounded_up
 from coowned.content.splits import split_examples
 from coowned.runs.ledger import NAME, enter
 from coowned.runs.run_folder import RunFolder
@@ -43,6 +45,39 @@ def test_other_graphs_do_not_count(tmp_path, caplog):
         enter(NAME, tmp_path / "RUN", other)
     assert warned(caplog) == []
     assert len((tmp_path / NAME).read_text().splitlines()) == 2
+
+
+def test_other_splits_count(tmp_path, caplog):
+    """The same people are in both, though the train splits have other graphs and the claims other adjacencies."""
+    asked = {"epsilon": 4.0, "delta": 1e-6, "selector": SELECTOR, "learning_rate": 0.1}
+    splits = (0.5, 0.25, 0.25)
+    one = co.fit(table(), MODEL, folder=tmp_path / "one", adjacency="zero-out", **asked)
+    other = co.fit(table(), MODEL, folder=tmp_path / "other", adjacency="replace", splits=splits, **asked)
+    assert one.certificate.graph_digest != other.certificate.graph_digest
+    [said] = warned(caplog)
+    runs = [(run.mechanism, run.guarantee.noise_multiplier) for run in (one, other)]
+    total = composed_epsilon(runs, delta=1e-6, adjacency="replace")
+    assert f"epsilon {rounded_up(total)} " in said
+    assert "adjacency: replace" in said
+
+
+def test_runs_without_a_folder_count(tmp_path, caplog):
+    """As in a notebook, where settings are tried one after another."""
+    asked = {"epsilon": 4.0, "selector": SELECTOR, **CLAIM}
+    grid = {"learning_rate": [0.1]}
+    co.fit(table(), MODEL, learning_rate=0.1, **asked)
+    co.fit(table(), MODEL, learning_rate=1.0, **asked)
+    co.fit(table(), MODEL, learning_rate=1.0, seed=0, **asked)  # promises nothing
+    co.tune(table(), MODEL, grid=grid, expected_runs=2, **asked)
+    co.fit(table(), MODEL, learning_rate=0.1, folder=tmp_path / "RUN", **asked)
+    said = warned(caplog)
+    assert [text.split(";")[0] for text in said] == [
+        "warning: with this one, 2 runs on this attribution graph are of this process",
+        "warning: with this one, 3 runs on this attribution graph are of this process",
+        f"warning: with this one, 4 runs on this attribution graph are in {tmp_path / NAME} or of this process, "
+        "without a folder",
+    ]
+    assert len((tmp_path / NAME).read_text().splitlines()) == 1
 
 
 def test_a_broken_ledger_is_a_warning(tmp_path, caplog):

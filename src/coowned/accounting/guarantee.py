@@ -359,7 +359,8 @@ def compose(
     if len({run.run_id for run in guarantees}) != len(guarantees):
         raise InputError("duplicate run; compose each run once")
     total, other_total = (
-        _composed(guarantees, delta, adjacency) for adjacency in (first.adjacency, OTHER_ADJACENCY[first.adjacency])
+        joint_epsilon(guarantees, delta=delta, adjacency=adjacency)
+        for adjacency in (first.adjacency, OTHER_ADJACENCY[first.adjacency])
     )
     return ComposedGuarantee(
         epsilon=total,
@@ -371,8 +372,11 @@ def compose(
     )
 
 
-def _composed(guarantees: Sequence[PrivacyGuarantee], delta: float, adjacency: str) -> float:
-    """Returns the epsilon of all together. Of a tuning only pairs of epsilon and delta are known, which add up."""
+def joint_epsilon(guarantees: Sequence[PrivacyGuarantee], *, delta: float, adjacency: str) -> float:
+    """Returns the epsilon of all together, for a user of all of them.
+
+    Of a tuning only pairs of epsilon and delta are known, which add up.
+    """
     tunings = [run.tuning for run in guarantees if run.tuning is not None]
     alone = [run for run in guarantees if run.tuning is None]
     share = delta / (len(tunings) + bool(alone))

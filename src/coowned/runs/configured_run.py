@@ -128,6 +128,8 @@ def run_configuration(
     digest = _digest(config, content)
     if not resumed:
         _prepare_files(plan, folder, graph, config.text, content.private_log)
+        whole = {"public": plan.public, "data_digest": examples.graph.digest}
+        folder.prepare_claim(plan.certificate, plan.guarantee, plan.mechanism, **whole)
         if held_out is not None:
             _prepare_held_out(folder, test_graph, held_out)
     tell(f"training: {claim(plan)}{_expected(plan, content.model)}{unlike}")
@@ -419,7 +421,6 @@ def _prepare_files(
 ) -> None:
     folder.prepare("S.parquet", encode_selection(graph, plan.selected))
     folder.prepare("config.toml", text.encode(), mode=0o644)
-    folder.prepare_claim(plan.certificate, plan.guarantee, plan.mechanism, public=plan.public)
     log = {"covered_by_guarantee": False, "note": PRIVATE_LOG, **private_log}
     folder.prepare("private-log.json", (json.dumps(log, indent=2) + "\n").encode())
 

@@ -80,6 +80,7 @@ class RunFolder:
         self.path, self.workers = Path(path), workers
         self._ledger = ledger
         self._claim: PrivacyGuarantee | None = None
+        self._data_digest: str | None = None
         self._record = RunRecord(state="preparing")
         self._key: RunKey | None = None
         self._prepared: dict[str, tuple[bytes, int]] = {}
@@ -223,9 +224,14 @@ class RunFolder:
         mechanism: Mechanism,
         *,
         public: bool = False,
+        data_digest: str | None = None,
     ) -> None:
-        """Prepares guarantee.json, which is public, and certificate.json, which holds statistics of the graph."""
-        self._claim = guarantee
+        """Prepares guarantee.json, which is public, and certificate.json, which holds statistics of the graph.
+
+        Args:
+          data_digest: of the graph of all splits, for the ledger.
+        """
+        self._claim, self._data_digest = guarantee, data_digest
         self.prepare("certificate.json", (certificate.to_json() + "\n").encode())
         self.prepare(
             privacy_guarantee.GUARANTEE_FILE,
@@ -245,7 +251,7 @@ class RunFolder:
                 self.write(name, content, mode=mode)
             # A process that ends in between leaves an entry too many, never one too few.
             if self._ledger is not None and self._claim is not None and self._claim.tuning is None:
-                enter(self._ledger, self.path, self._claim)
+                enter(self._ledger, self.path, self._claim, self._data_digest)
             self._write_record("training", self._files)
         except BaseException:
             self._clear_unbegun()

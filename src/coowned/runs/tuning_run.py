@@ -151,7 +151,7 @@ def run_tuning(
         _LOG.info(cost)
         advise(cost)
         if ledger is not None:
-            enter(ledger, folder, claims[0])
+            enter(ledger, folder, claims[0], examples.graph.digest)
         drawn = draw_settings(key, tuning)
         runs = folder / RUNS
         runs.mkdir(mode=0o700, exist_ok=True)
