@@ -14,6 +14,8 @@ from coowned.accounting.planning import COPIES, default_bounds, plan, training_s
 from coowned.attribution.graph import AttributionGraph
 from coowned.errors import InputError
 from coowned.mechanism.banded_strategy import BandedStrategy
+from coowned.selection.greedy import Greedy
+from coowned.selection.priced import Priced
 from coowned.selection.registry import selector_class
 
 TARGET = {"epsilon": 4.0, "delta": 1e-6, "batch_size": 64, "iterations": 20, "adjacency": "zero-out"}
@@ -295,6 +297,31 @@ def test_a_damaged_plan_is_refused_by_the_field(made, old, new, message):
     assert old in text
     with pytest.raises(InputError, match=f"^plan: {message}"):
         Plan.from_json(text.replace(old, new, 1))
+
+
+def test_bounds_of_single_users_are_kept():
+    graph = AttributionGraph.from_users_per_example([[user % 40, (user * 7 + 1) % 40] for user in range(400)])
+    bounds = {str(user): user % 2 for user in range(30)}
+    asked = {"batch_size": 4, "iterations": 20, "contribution_bounds": [1, 3], "selectors": ["greedy", "priced"]}
+    found = plan(graph, epsilon=8.0, delta=1e-6, adjacency="zero-out", user_bounds=bounds, **asked)
+    assert {choice.mechanism for choice in found.choices} == {"poisson", "cyclic", "random-allocation"}
+    for choice in found.choices:
+        if choice.mechanism == "poisson":
+            kind = {"greedy": Greedy, "priced": Priced}[choice.selector]
+            selector = kind(contribution_bound=choice.contribution_bound, contribution_bounds=bounds)
+            assert choice.size == selector.select(graph).size
+    free = plan(graph, epsilon=8.0, delta=1e-6, adjacency="zero-out", **asked)
+    assert max(choice.size for choice in found.choices) < min(choice.size for choice in free.choices if choice.size)
+    with pytest.raises(InputError, match="cannot hold bounds of single users"):
+        plan(
+            graph,
+            epsilon=8.0,
+            delta=1e-6,
+            adjacency="zero-out",
+            user_bounds=bounds,
+            mechanism="min-separation",
+            **asked,
+        )
 
 
 def test_nothing_to_try_is_refused(regular_graph):

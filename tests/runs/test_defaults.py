@@ -13,6 +13,7 @@ from coowned.content.splits import split_examples
 from coowned.errors import InputError
 from coowned.runs.config import TrainConfig, reasons_in
 from coowned.runs.defaults import attempts_for, completed_for, plan_settings
+from coowned.runs.inputs import choose
 from coowned.runs.run_folder import RunFolder
 
 MODEL = co.LogisticRegression(features=["x1", "x2"], label="y")
@@ -90,6 +91,18 @@ def test_defaults_follow_from_the_graph_alone():
     one, other = (complete(SHORT, examples(seed=seed)) for seed in (0, 1))
     assert one.text == other.text
     assert one.text != complete(SHORT, examples(count=900)).text
+
+
+def test_defaults_keep_bounds_of_single_users(tmp_path):
+    """What is chosen, and why, is of the S that these bounds leave."""
+    (tmp_path / "tiers.csv").write_text("user,bound\n" + "".join(f"u{user},{user % 2}\n" for user in range(100)))
+    text = f"{SHORT}[selection]\ncontribution_bounds = {json.dumps(str(tmp_path / 'tiers.csv'))}\n"
+    config, data = complete(text), examples()
+    train = data.graph.subgraph(split_examples(data.graph, config.splits)["train"])
+    size = choose(config, train).size
+    assert f"with {size} copies" in " ".join(reasons_in(config.text))
+    assert size < choose(complete(SHORT), train).size
+    assert 2 * config.mechanism.sizes[1] <= size + 1  # half of it
 
 
 def test_no_content_is_read_for_defaults():

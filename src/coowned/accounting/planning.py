@@ -27,6 +27,7 @@ from coowned.mechanism.mechanism import Mechanism
 from coowned.mechanism.registry import MECHANISMS, mechanism_class
 from coowned.progress import Progress, counted, reporting
 from coowned.selection.registry import needs_bound_alone, selectors_by_bound
+from coowned.selection.user_bounds import Bounds, UserBounds
 
 COPIES = 5_000_000  # a budget: whose gradients are computed in a whole training
 _NUMBERS = 5_000_000_000  # the same in numbers, for models that are not linear: copies times parameters
@@ -90,6 +91,7 @@ class PlanOptions(TypedDict, total=False):
     """Keywords of `plan` that have a default."""
 
     contribution_bounds: Sequence[int] | None
+    user_bounds: Bounds
     selectors: Sequence[str]
     mechanism: str
     num_parameters: int
@@ -135,6 +137,7 @@ def plan(
       batch_size: one, or several to try. Where it or `iterations` is None, DP-SGD alone is tried, with the sizes that
         `training_sizes` gives each S.
       contribution_bounds: by default those of `default_bounds`.
+      user_bounds: bounds of single users, as a selector takes them, under each of these. No schedules are tried then.
       mechanism: "poisson", "min-separation", "cyclic", "random-allocation" or "all".
       num_parameters: of the model that is to be trained; the noise is spread over all of them. The default stands for
         a small linear model.
@@ -148,6 +151,7 @@ def plan(
         (test_least_error_of_each_mechanism)
       - The advice says what the noise of the best row means for the model.   (test_verdict_before_training)
       - Where no row is good, the advice says so and what would be.   (test_no_good_choice_is_said)
+      - Rows are of sets that keep the bounds of single users.   (test_bounds_of_single_users_are_kept)
       - What would have no row is refused.   (test_nothing_to_try_is_refused)
     """
     if batch_size is None:
@@ -192,6 +196,7 @@ class _Search:
     batch_sizes: tuple[int | None, ...]
     iterations: int | None
     contribution_bounds: Sequence[int] | None = None
+    user_bounds: Bounds = None
     selectors: Sequence[str] = DEFAULT_SELECTORS
     mechanism: str = _ALL
     num_parameters: int = DEFAULT_PARAMETERS
@@ -211,6 +216,13 @@ class _Search:
             raise InputError(f"A plan for mechanism {self.mechanism!r} needs batch_size and iterations")
         for bound in self.bounds:
             validate.positive(contribution_bounds=bound)
+        if self.user_bounds is not None:
+            if self.mechanism != _ALL and mechanism_class(self.mechanism).needs_schedule:
+                raise InputError(
+                    f"Mechanism {self.mechanism!r} has schedules, which cannot hold bounds of single users"
+                )
+            # Read once; a plan has bounds of its own for all others.
+            object.__setattr__(self, "user_bounds", UserBounds.of(self.user_bounds, others=1))
         for word in self.selectors:
             if not needs_bound_alone(word):
                 known = ", ".join(selectors_by_bound())
@@ -252,8 +264,10 @@ class _Search:
         yield from advice_on_graph(self.population, max(self.bounds, default=1))
 
     def _attempts(self) -> Iterator[tuple[type[Mechanism], int | None, Attempt]]:
-        kinds = [_OPEN] if self.leaves_sizes_open else MECHANISMS
-        only = self.mechanism != _ALL
+        kinds = (
+            [self.mechanism] if (only := self.mechanism != _ALL) else [_OPEN] if self.leaves_sizes_open else MECHANISMS
+        )
+        classes = [kind for kind in map(mechanism_class, kinds) if self.user_bounds is None or not kind.needs_schedule]
         for size in self.batch_sizes:
             target = self._target(size, self.population.num_examples)
             space = SearchSpace(
@@ -264,9 +278,10 @@ class _Search:
                 selectors=tuple(self.selectors),
                 seed=self.seed,
                 only=only,
+                user_bounds=self.user_bounds,
                 noise_for=lambda mechanism, claim=target.claim: calculators.calibrate(mechanism, **claim),
             )
-            for kind in map(mechanism_class, [self.mechanism] if only else kinds):
+            for kind in classes:
                 yield from ((kind, size, attempt) for attempt in kind.candidates(space))
 
     def _target(self, batch_size: int | None, size: int) -> PlanTarget:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,6 +45,14 @@ _Bounds = Annotated[
     str | None,
     typer.Option(
         metavar="1,2,…", help="Bounds to try (default: 1,2,3,5,8, and larger while users have that many examples)."
+    ),
+]
+_BoundsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--contribution-bounds-file",
+        metavar="FILE",
+        help="A table with the columns user, bound (and tier): bounds of single users, under each bound that is tried.",
     ),
 ]
 _Selectors = Annotated[
@@ -89,6 +98,7 @@ def run(
     batch_size: _BatchSizes = None,
     iterations: _Iterations = None,
     contribution_bounds: _Bounds = None,
+    contribution_bounds_file: _BoundsFile = None,
     selectors: _Selectors = None,
     mechanism: _Mechanism = "all",
     parameters: _Parameters = None,
@@ -122,6 +132,7 @@ def run(
         "batch_size": None if batch_size is None else _numbers(batch_size, "--batch-size"),
         "iterations": iterations,
         "contribution_bounds": None if contribution_bounds is None else _numbers(contribution_bounds),
+        "user_bounds": contribution_bounds_file,
         "selectors": None if selectors is None else [part.strip() for part in selectors.split(",") if part.strip()],
         "mechanism": mechanism,
         "num_parameters": parameters,
@@ -137,7 +148,8 @@ def run(
     _check_target(chosen, given, from_file=config is not None)
     data = chosen.source() if chosen is not None else source
     assert data is not None
-    refuse_to_overwrite([*files_of(data), *([] if config is None else [config])], [output, html])
+    read = [*files_of(data), *filter(None, (config, contribution_bounds_file))]
+    refuse_to_overwrite(read, [output, html])
     refuse_to_overwrite((), [output], replace=overwrite)
     for target in filter(None, (output, html)):  # before the work
         check_target(target)
@@ -193,9 +205,11 @@ def _sections_of(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
         given.get(name, [None])[0] for name in ("batch_size", "contribution_bounds", "selectors")
     )
     kind = None if given["mechanism"] == "all" else mechanism_class(given["mechanism"]).training_kind
+    file = given.get("user_bounds")
+    bounds = {} if file is None else {"contribution_bounds": os.path.abspath(file)}
     return {
         "mechanism": {"kind": kind, "batch_size": batch_size, "iterations": given.get("iterations")},
-        "selection": {"selector": selector, "contribution_bound": bound, "seed": given.get("seed")},
+        "selection": {"selector": selector, "contribution_bound": bound, "seed": given.get("seed"), **bounds},
     }
 
 

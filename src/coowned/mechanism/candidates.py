@@ -14,6 +14,7 @@ from coowned.errors import InputError
 from coowned.selection.registry import selector_class
 from coowned.selection.selection_files import select_once
 from coowned.selection.selector import Schedule, Selection, Selector
+from coowned.selection.user_bounds import UserBounds
 
 if TYPE_CHECKING:
     from coowned.mechanism.mechanism import Mechanism
@@ -118,6 +119,7 @@ class SearchSpace:
     seed: int
     only: bool  # one mechanism was asked for, not all
     noise_for: "Callable[[Mechanism], float]"  # calibrates a hypothetical mechanism to the plan's target
+    user_bounds: UserBounds | None = None  # those of single users, under every contribution bound
 
     @property
     def graph(self) -> AttributionGraph:
@@ -128,6 +130,8 @@ class SearchSpace:
 
     def select(self, selector: str, **settings: Any) -> Any:
         """Selects with the selector of this name."""
+        if self.user_bounds is not None:
+            settings["contribution_bounds"] = self.user_bounds
         return self.population.select(selector_class(selector)(**settings), self.seed)
 
     def schedule(self, selector: str, **settings: Any) -> Schedule:

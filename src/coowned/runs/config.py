@@ -97,6 +97,12 @@ class TrainConfig:
         """Reads the sections of a file as plain values, unchecked."""
         return _parse(_bytes(path), str(path))
 
+    @property
+    def user_bounds(self) -> Any:
+        """The bounds of single users as a selector takes them; None where there are none."""
+        bounds = self.selection.settings.get("contribution_bounds")
+        return resolve_path(self.folder, bounds) if isinstance(bounds, str) else bounds
+
     @classmethod
     def from_toml(
         cls, text: str | bytes, *, folder: str | os.PathLike[str] = ".", name: str = "configuration"

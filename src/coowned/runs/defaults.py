@@ -159,6 +159,7 @@ class _Choosing:
             num_parameters=self.sizes.felt_parameters,
             allow_large_delta=privacy.allow_large_delta,
             seed=self.config.selection.seed,
+            user_bounds=self.config.user_bounds,
             budget=self._budget,
         )
         for choice in found.choices:
@@ -296,6 +297,7 @@ def plan_settings(config: TrainConfig) -> dict[str, Any]:
         "iterations": sizes.iterations,
         "selectors": [selection.selector] if needs_bound_alone(selection.selector) else None,
         "seed": selection.seed,
+        "user_bounds": config.user_bounds,
     }
     return {name: value for name, value in settings.items() if value is not None}
 

@@ -14,7 +14,6 @@ import pyarrow as pa
 from coowned import codec
 from coowned.attribution.examples import AttributedExamples
 from coowned.attribution.graph import AttributionGraph
-from coowned.attribution.sources import resolve_path
 from coowned.attribution.tables import types_are_inferred
 from coowned.attribution.user_keys import UserKeyRules, UserMapping
 from coowned.certificate import ContributionCertificate, certificate_for
@@ -288,6 +287,6 @@ def choose(config: TrainConfig, graph: AttributionGraph) -> Selection | Schedule
                 graph, batch_size=batch_size, iterations=iterations, seed=chosen.seed, **alike
             )
         settings |= {"batch_size": batch_size, "iterations": iterations, "min_separation": separation}
-    if isinstance(bounds := settings.get("contribution_bounds"), str):
-        settings["contribution_bounds"] = resolve_path(config.folder, bounds)
+    if config.user_bounds is not None:
+        settings["contribution_bounds"] = config.user_bounds
     return kind(**settings).select(graph, seed=chosen.seed)
