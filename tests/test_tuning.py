@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 import coowned as co
 from coowned.cli.main import run as command
+from coowned.report import run_figures
 
 MODEL = co.LogisticRegression(features=["x1"], label="y", classes=[0, 1])
 GRID = {"learning_rate": [0.01, 1.0]}
@@ -90,6 +91,21 @@ def test_tune(examples):
     assert "an untuned run" in cost
     assert not any("after" in text and "epsilon" in text for text in told)  # no part of a tuning has an epsilon
     assert "whole tuning" in run.statement()
+
+
+def test_figures_of_a_tuning_are_of_the_whole_tuning(examples):
+    """What a page says of every epsilon and of any attack is no better than what the tuning's claim says."""
+    run = tune(examples, seed=None)
+    claim = run.guarantee
+    curve = [row for row in run_figures.delta_curve(run).rows if row["series"] == "zero-out (claimed)"]
+    beyond = [row for row in curve if row["epsilon"] >= claim.epsilon]
+    before = [row for row in curve if row["epsilon"] < claim.epsilon]
+    assert min(row["delta"] for row in before) > claim.delta * 0.99
+    assert max(row["delta"] for row in beyond) <= claim.delta * 1.01
+    [found] = [
+        row["found"] for row in run_figures.membership(run).rows if row["rate"] == 0.01 and "any" in row["series"]
+    ]
+    assert found == run.guarantee.statement_parts().attack_bounds["zero-out"]
 
 
 def test_tune_says_how_good_it_is(examples, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from coowned import CyclicGroups, CyclicPoisson, GreedyMinSeparation, MinSeparation, PoissonSampling, codec
 from coowned.accounting import calculators
 from coowned.accounting import privacy_guarantee as module
-from coowned.accounting.calculators import epsilon_curve
+from coowned.accounting.calculators import epsilon_curve, true_positive_rate_bound
 from coowned.accounting.guarantee import ComposedGuarantee, compose, guarantee, tuned_guarantees
 from coowned.accounting.privacy_guarantee import PrivacyGuarantee
 from coowned.accounting.statement import rounded_up
@@ -426,6 +426,20 @@ def test_tiers_that_differ_between_settings_have_one_epsilon():
     for run in tuned_guarantees(claims, [1, 1], grid=grid, expected_runs=2, epsilon=4.0):
         assert not run.tuning.individual_bounds
         assert set(run.by_tier()["epsilon"]) == {run.epsilon}
+
+
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace"])
+def test_curve_of_a_tuning(tuned, adjacency):
+    """The tuning's claim lies on it, and that of one run alone is far below it."""
+    epsilons = [0.0, 1.0, 2.0, tuned[0].epsilon if adjacency == "zero-out" else tuned[0].other_epsilon]
+    found = tuned[0].deltas(adjacency, epsilons)
+    assert found[-1] == pytest.approx(1e-6, rel=0.02)
+    noise = {"noise_multiplier": tuned[0].noise_multiplier, "adjacency": adjacency}
+    assert (found > 1.5 * epsilon_curve(tuned[0].mechanism, epsilons=epsilons, **noise)).all()
+    for rate in (0.001, 0.01, 0.1):
+        alone = true_positive_rate_bound(tuned[0].mechanism, false_positive_rate=rate, **noise)
+        everything = min(np.exp(epsilons) * rate + found)
+        assert alone < tuned[0].attack_bound(adjacency, rate) <= everything * (1 + 1e-6)
 
 
 def test_composition_with_a_tuning_adds_epsilons(claims, tuned):

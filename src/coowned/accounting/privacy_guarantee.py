@@ -5,11 +5,12 @@ No other module writes or reads that file.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
+import numpy as np
 import polars as pl
 
 from coowned import codec
@@ -125,13 +126,25 @@ class PrivacyGuarantee:
         users = self.certificate.num_users - sum(self.certificate.copies_per_user[:1])
         return () if self.test_run else delta_warnings(self.delta, num_users=users)
 
-    def attack_bound(self, adjacency: str) -> float:
-        """Bounds the success of any attack on this run with 1% false alarms."""
+    def attack_bound(self, adjacency: str, false_alarms: float = FALSE_ALARMS) -> float:
+        """Bounds the success of any attack on what is released, with this rate of false alarms."""
         epsilon = self.epsilon if adjacency == self.adjacency else self.other_epsilon
-        by_claim = math.exp(min(epsilon, 700.0)) * FALSE_ALARMS + self.delta
+        by_claim = math.exp(min(epsilon, 700.0)) * false_alarms + self.delta
         if self.tuning is not None:
-            return min(1.0, by_claim, tuning_attack_bound(self.tuning, adjacency, epsilon))
-        return min(1.0, by_claim, attack_bound(self.mechanism, self.noise_multiplier, adjacency, self.also))
+            return min(1.0, by_claim, tuning_attack_bound(self.tuning, adjacency, epsilon, false_alarms))
+        bound = attack_bound(self.mechanism, self.noise_multiplier, adjacency, self.also, false_alarms)
+        return min(1.0, by_claim, bound)
+
+    def deltas(self, adjacency: str, epsilons: Sequence[float]) -> np.ndarray:
+        """Returns upper bounds on delta of what is released at each epsilon, (len(epsilons),).
+
+        Guarantees:
+          - Of a tuning they are those of the whole tuning.   (test_curve_of_a_tuning)
+        """
+        if self.tuning is not None:
+            return self.tuning.deltas(adjacency, epsilons)
+        noise = {"noise_multiplier": self.noise_multiplier, "also": self.also}
+        return calculators.epsilon_curve(self.mechanism, adjacency=adjacency, epsilons=epsilons, **noise)
 
     def statement(self, *, graph_statistics: bool = False, model: Mapping[str, Any] | None = None) -> str:
         """Explains the guarantee in numbered sentences; with graph_statistics, also how many users have which level.

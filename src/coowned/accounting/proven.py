@@ -7,9 +7,6 @@ from coowned import codec
 from coowned.accounting import calculators
 from coowned.accounting.calibrate import ACCOUNTANT_VERSION
 from coowned.accounting.covered import CoveredRelease
-from coowned.accounting.statement import (
-    FALSE_ALARMS,
-)
 from coowned.accounting.terms import OTHER_ADJACENCY
 from coowned.accounting.tuning import TuningClaim
 from coowned.certificate import ContributionCertificate
@@ -35,11 +32,11 @@ def tuned_epsilon(tuning: TuningClaim, delta: float, adjacency: str, **whose: An
     return cached("accounting", question, answer, encode=repr, decode=float)
 
 
-def tuning_attack_bound(tuning: TuningClaim, adjacency: str, epsilon: float) -> float:
+def tuning_attack_bound(tuning: TuningClaim, adjacency: str, epsilon: float, false_alarms: float) -> float:
     def bound() -> float:
-        return tuning.attack_bound(adjacency, false_alarms=FALSE_ALARMS, largest=min(epsilon, 20.0))
+        return tuning.attack_bound(adjacency, false_alarms=false_alarms, largest=min(epsilon, 20.0))
 
-    question = {"accountant": ACCOUNTANT_VERSION, "attack": codec.to_plain(tuning), "rate": FALSE_ALARMS}
+    question = {"accountant": ACCOUNTANT_VERSION, "attack": codec.to_plain(tuning), "rate": false_alarms}
     asked = {**question, "adjacency": adjacency, "epsilon": epsilon}
     return cached("accounting", asked, bound, encode=repr, decode=float)
 
@@ -69,16 +66,18 @@ def proven_of_run(
 
 
 @functools.lru_cache(maxsize=64)
-def attack_bound(mechanism: Mechanism, noise_multiplier: float, adjacency: str, also: tuple[Steps, ...]) -> float:
+def attack_bound(
+    mechanism: Mechanism, noise_multiplier: float, adjacency: str, also: tuple[Steps, ...], false_alarms: float
+) -> float:
     claim: dict[str, Any] = {"noise_multiplier": noise_multiplier, "adjacency": adjacency}
 
     def bound() -> float:
         try:
-            return calculators.true_positive_rate_bound(mechanism, false_positive_rate=FALSE_ALARMS, also=also, **claim)
+            return calculators.true_positive_rate_bound(mechanism, false_positive_rate=false_alarms, also=also, **claim)
         except UncertifiableError:
             return 1.0
 
-    question = {"accountant": ACCOUNTANT_VERSION, "attack": mechanism.to_dict(), "rate": FALSE_ALARMS, **claim}
+    question = {"accountant": ACCOUNTANT_VERSION, "attack": mechanism.to_dict(), "rate": false_alarms, **claim}
     if also:
         question["also"] = codec.to_plain(also)
     return cached("accounting", question, bound, encode=repr, decode=float)

@@ -317,6 +317,11 @@ class TuningClaim:
             # Beyond its last epsilon a curve is flat, and the bound loose; with a last one far off, it is coarse.
             largest = max(1.1 * found, _SMALLEST_LARGEST) if found < largest else 3 * largest
 
+    def deltas(self, adjacency: str, epsilons: Sequence[float]) -> Floats:
+        """Returns upper bounds on delta of the release at each epsilon, (len(epsilons),)."""
+        profile = self._profile(adjacency, max(epsilons, default=0.0) or 1.0)
+        return np.array([tuned_delta(profile, self.law, point) for point in epsilons])
+
     def attack_bound(self, adjacency: str, *, false_alarms: float, largest: float) -> float:
         """Bounds the success of any attack on the release, by the curve up to epsilon `largest`."""
         profile = self._profile(adjacency, max(largest, 1e-3))

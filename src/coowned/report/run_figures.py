@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from coowned.accounting import calculators
 from coowned.accounting.statement import rounded_down, rounded_up
 from coowned.accounting.terms import OTHER_ADJACENCY
-from coowned.errors import UncertifiableError
 from coowned.progress import counted
 from coowned.report import figures as draw
 from coowned.report.figures import Axis, Columns, Figure, Mark, Row, percent_up, shown
@@ -36,8 +34,7 @@ def delta_curve(run: StoredRun) -> Figure:
     rows = []
     names = {f"{claim.adjacency} (claimed)": claim.adjacency, other: other}
     for name, adjacency in names.items():
-        noise = {"noise_multiplier": claim.noise_multiplier, "also": claim.also}
-        deltas = calculators.epsilon_curve(claim.mechanism, adjacency=adjacency, epsilons=epsilons, **noise)
+        deltas = claim.deltas(adjacency, epsilons)
         rows += [
             {
                 "epsilon": epsilon,
@@ -56,7 +53,7 @@ def delta_curve(run: StoredRun) -> Figure:
         mark=Mark.COVERED,
         columns=(("series", "adjacency"), ("epsilon_text", "epsilon"), ("delta_text", "delta at most")),
         rows=rows,
-        reading=f"One run satisfies all of these pairs at once; the ring marks the claimed one: "
+        reading=f"What is released satisfies all of these pairs at once; the ring marks the claimed one: "
         f"{run.headline}. Every value is an upper bound.",
         x=Axis("epsilon", "epsilon"),
         y=Axis("delta", "delta", format=".0e", log=True),
@@ -101,25 +98,11 @@ def tiers(run: StoredRun) -> Figure | None:
     )
 
 
-def true_positives(run: StoredRun, false_positive_rate: float) -> float:
-    """Returns the largest true positive rate of any membership test at this false positive rate."""
-    try:
-        return calculators.true_positive_rate_bound(
-            run.claim.mechanism,
-            noise_multiplier=run.claim.noise_multiplier,
-            adjacency=run.claim.adjacency,
-            false_positive_rate=false_positive_rate,
-            also=run.claim.also,
-        )
-    except UncertifiableError:  # no bound but the one that always holds
-        return 1.0
-
-
 def membership(run: StoredRun) -> Figure:
+    claim = run.claim
     rows = []
-    for series, bound in (("any attack, at most", true_positives), ("guessing", lambda _, rate: rate)):
-        for rate in _FALSE_POSITIVE_RATES:
-            found = bound(run, rate)
+    for rate in _FALSE_POSITIVE_RATES:
+        for series, found in (("any attack, at most", claim.attack_bound(claim.adjacency, rate)), ("guessing", rate)):
             rows.append(
                 {
                     "series": series,
@@ -136,8 +119,8 @@ def membership(run: StoredRun) -> Figure:
         mark=Mark.COVERED,
         columns=(("series", "who"), ("rate_text", "wrongly accused"), ("found_text", "rightly found")),
         rows=rows,
-        reading="An attacker decides from the model whether a person's texts were used. Whatever the method, at the "
-        f"rate of false accusations on the horizontal axis they find at most this share ({run.claim.terms()}).",
+        reading="An attacker decides from what is released whether a person's texts were used. Whatever the method, at "
+        f"the rate of false accusations on the horizontal axis they find at most this share ({run.claim.terms()}).",
         x=Axis("rate", "wrongly accused (false-positive rate)", format="~%", log=True, ticks=_FALSE_POSITIVE_RATES),
         y=Axis("found", "rightly found (true-positive rate)", format="%"),
         series="series",
