@@ -15,6 +15,7 @@ from tests.runs.run_folders import reseal, write_run
 from coowned import CyclicPoisson, MinSeparation, PoissonSampling, codec
 from coowned.accounting.guarantee import guarantee
 from coowned.accounting.privacy_guarantee import NO_GUARANTEE, write_claim
+from coowned.accounting.tuning import TuningClaim
 from coowned.attribution.graph import AttributionGraph
 from coowned.audit import run_audit
 from coowned.audit.canaries import CanaryAudit
@@ -153,6 +154,13 @@ def test_an_audit_says_what_it_does_not_see(tmp_path):
     assert "scale_gradients" not in own.not_seen()
     assert "the gradients of the model's own loss" in own.not_seen()
     assert "own loss" not in dataclasses.replace(own, stand_in=False).not_seen()
+    assert "tuning" not in own.not_seen()
+    alone = own.claim
+    tuning = TuningClaim(
+        weights=(1, 1), settings=(alone.setting(),), grid={"learning_rate": [0.1]}, untuned_noise_multiplier=1.0
+    )
+    tuned = alone.of_tuning(tuning, target_epsilon=2 * alone.epsilon, run_id="x")
+    assert "the choice among the runs of the tuning" in dataclasses.replace(own, claim=tuned).not_seen()
 
 
 def test_changed_claim_is_refused(tmp_path):

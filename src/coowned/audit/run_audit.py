@@ -49,6 +49,7 @@ _NOT_SEEN = (
 )
 _ONE_DEVICE = "; sharing a batch among several devices (the audit trains on one)"
 _STAND_IN = "; the gradients of the model's own loss (the audit clips those of a linear one, with the same parameters)"
+_OF_TUNING = "; the choice among the runs of the tuning (the audit attacks one run with the settings that were kept)"
 LARGEST_SEED = 2**57 - 1  # every test of an audit has its own seed, derived from the given one
 _CLAIM = ("epsilon", "delta", "adjacency", "contribution_bound", "noise_multiplier")
 _USERS = 64  # worst-case users, at least; some may share a coordinate
@@ -111,7 +112,8 @@ class RunAudit:
 
     def not_seen(self) -> str:
         """Returns a sentence on the limits of the audit."""
-        return f"{_NOT_SEEN}{_ONE_DEVICE if self.devices == 1 else ''}{_STAND_IN if self.stand_in else ''}."
+        tuned = _OF_TUNING if self.claim.tuning is not None else ""
+        return f"{_NOT_SEEN}{_ONE_DEVICE if self.devices == 1 else ''}{_STAND_IN if self.stand_in else ''}{tuned}."
 
     def to_record(self) -> AuditRecord:
         """Returns the content of `audit.json`."""
