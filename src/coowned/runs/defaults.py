@@ -200,12 +200,14 @@ class _Choosing:
 
 
 def _why_selected(best: Choice, tried: int) -> str:
+    signal = best.signal_to_noise
+    assert signal is not None  # as of every choice that can be used
     hopeless = f" A signal-to-noise below {GOOD:g} is hopeless: more data or a larger epsilon is needed."
     return (
         f'[selection] selector = "{best.selector}", contribution_bound = {best.contribution_bound}: of '
-        f"{counted(tried, 'choice')} it has the largest predicted signal-to-noise, {best.signal_to_noise:.3g}, with "
+        f"{counted(tried, 'choice')} it has the largest predicted signal-to-noise, {signal:.3g}, with "
         f"{counted(best.size, 'copy', 'copies')} of {counted(best.num_distinct, 'example')} and noise multiplier "
-        f"{best.noise_multiplier:.3g}.{hopeless if best.signal_to_noise < GOOD else ''}"
+        f"{best.noise_multiplier:.3g}.{hopeless if signal < GOOD else ''}"
     )
 
 
