@@ -2,6 +2,7 @@
 
 import functools
 import os
+import tempfile
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -222,6 +223,7 @@ def test_nothing_is_left_behind(spark, path_run):
     assert spark._jsparkSession.sharedState().cacheManager().isEmpty()
     folder = Path(urlparse(os.path.dirname(found.inputFiles()[0])).path)
     assert folder.name == "selected"
+    assert folder.is_relative_to(tempfile.gettempdir())
     assert [entry.name for entry in folder.parent.iterdir()] == ["selected"]
     own = Checkpoints(spark, folder.parent)
     own.save(found, "copy")

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -146,6 +147,9 @@ def test_python_workers_run_this_interpreter(tmp_path, kind, master, configured)
 def test_a_cluster_needs_a_place_for_checkpoints(spark, monkeypatch):
     from coowned.spark.checkpoints import Checkpoints
 
+    root = Checkpoints(spark).root
+    assert root.startswith("file:///")  # Spark writes one slash, which would be taken for a relative path
+    assert Path(root.removeprefix("file://")).parent.is_dir()
     monkeypatch.setattr(spark.sparkContext, "master", "spark://head:7077")
     monkeypatch.setattr(spark.sparkContext, "getCheckpointDir", lambda: None)
     with pytest.raises(co.InputError, match=r"give it with --checkpoint-dir, checkpoint_dir= or spark\.checkpoint"):

@@ -176,7 +176,8 @@ def _run_locally(
         graph = examples.graph if shares is None else train_graph(examples.graph, shares)
         with show.progress(f"selecting with {chooser.name}") as progress:
             selected = chooser.select(graph, seed=seed, progress=progress)
-        certificate = certify(graph, selected)
+        with show.progress("certifying"):
+            certificate = certify(graph, selected)
         write_selection(selection_file, graph, selected)
         certificate_file.write_text(certificate.to_json() + "\n", encoding="utf-8")
         if shard_folder and shares is not None:
@@ -224,6 +225,7 @@ def _run_on_spark(
             certificate = certify(graph, chosen.table, selector=chooser, seed=seed, upper_bound=chosen.upper_bound)
             if shards is not None:
                 folder = shards if "://" in shards else files[-1]
+                progress(0.9, "writing shards")
                 rows = read_rows(spark, source)
                 write_shards(rows, graph, chosen.table, certificate, folder, example_id=source.example_id or "")
             if is_remote:

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable
@@ -100,7 +101,7 @@ def _base_directory(spark: "SparkSession", directory: str | os.PathLike[str] | N
         return path if "://" in path else Path(path).resolve().as_uri()
     configured = spark.sparkContext.getCheckpointDir()
     if configured is not None:
-        return configured
+        return re.sub("^file:/+", "file:///", configured)  # as `Path.as_uri` and we write it
     if not (spark.sparkContext.master or "").startswith("local"):
         raise InputError(
             "a cluster needs a checkpoint folder that driver and executors share; give it with --checkpoint-dir, "

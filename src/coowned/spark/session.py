@@ -276,7 +276,7 @@ def _folders() -> str:
     temporary = tempfile.gettempdir()
     if running is None:
         return f"{temporary}, or give another folder with --checkpoint-dir"
-    checkpoints = running.sparkContext.getCheckpointDir() or temporary
+    checkpoints = re.sub("^file:/+", "/", running.sparkContext.getCheckpointDir() or temporary)
     local = running.sparkContext.getConf().get("spark.local.dir") or temporary
     return (
         f"{checkpoints} (the tables between two steps; --checkpoint-dir) and, on the executors, {local} (what they "
