@@ -1,6 +1,7 @@
 """A run with a covered evaluation: from settings to a figure that may be published, and back from the folder."""
 
 import collections
+import dataclasses
 import json
 import shutil
 
@@ -158,6 +159,18 @@ def test_nobody_who_opted_out_is_counted_on(tiered):
     assert rows_of_tiers["bound 3"]["epsilon"] <= 8.0
     assert "or counted in the covered evaluation" in run.statement()
     assert co.open_run(run.folder).covered == run.covered
+
+
+def test_a_held_out_part_that_keeps_no_individual_bounds_is_refused(monkeypatch, tmp_path):
+    """The planted bug: the bounds are named in the held-out part, but nobody was held to them."""
+
+    def free(config, graph, selected):
+        return dataclasses.replace(select_held_out(graph), user_bounds=selected.user_bounds)
+
+    monkeypatch.setattr(configured_run, "held_out_of", free)
+    selector = co.Greedy(contribution_bound=3, contribution_bounds={f"u{user}": user % 2 for user in range(40)})
+    with pytest.raises(co.UncertifiableError, match="are in more copies than their bound"):
+        fit(folder=tmp_path / "RUN", selector=selector, evaluation=SETTINGS, iterations=3)
 
 
 def test_held_out_bounds_of_other_people_are_refused(tiered, tmp_path):
