@@ -73,8 +73,8 @@ class DataSource(DataOptions):
     def _kind(self) -> str:
         if "://" in str(self.path):
             raise InputError(
-                f"{self.path}: only Spark reads addresses (inspect, select and certify with --engine spark); copy the "
-                "rows here, those that were selected for example"
+                f"{self.path}: only Spark reads addresses (inspect, plan, select and certify with --engine "
+                "spark); copy the rows here, those that were selected for example"
             )
         return self.format or detect_format(self.path)
 
