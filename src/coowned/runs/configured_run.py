@@ -169,7 +169,7 @@ def _label_advice(config: TrainConfig, schema: pa.Schema) -> list[str]:
     if label is None or classes != (0, 1) or not types_are_inferred(schema, label):
         return []
     return [
-        f"The classes are 0 and 1, as where none are declared, and the data do not say what column {label!r} holds. If "
+        f"The classes are 0 and 1, the default, and the data do not say what column {label!r} holds. If "
         "its labels are others, stop and declare the classes: otherwise, all rows are unusable."
     ]
 
