@@ -77,10 +77,7 @@ def hadoop_path(spark: "SparkSession", address: str) -> tuple[Any, Any]:
 
 
 def remove_on_exit(spark: "SparkSession", address: str) -> Callable[[], None]:
-    """Makes a folder that the session's Java process removes when it ends; what is returned removes it before.
-
-    >>> remove = remove_on_exit(spark, "hdfs://head/tmp/coowned-1")  # doctest: +SKIP
-    """
+    """Makes a folder that the session's Java process removes when it ends; what is returned removes it before."""
     file_system, path = hadoop_path(spark, address)
     file_system.mkdirs(path)
     file_system.deleteOnExit(path)  # ignored for what does not exist
