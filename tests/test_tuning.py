@@ -138,6 +138,7 @@ def test_temporary_folder_is_removed(examples):
     assert not folder.exists()
 
 
+@pytest.mark.full
 def test_tune_chooses_as_fit_does(examples):
     """Beside the grid's keys, what is left out is what `fit` chooses, for the same reasons."""
     asked = {"epsilon": 8.0, "delta": 1e-6, "adjacency": "zero-out", "seed": 3}

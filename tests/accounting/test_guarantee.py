@@ -419,6 +419,7 @@ def test_tiers_of_a_tuning():
     assert run.by_copies().filter(tier="bound 1")["epsilon"].to_list() == [rows["bound 1"]["epsilon"]] * 2
 
 
+@pytest.mark.full
 def test_tiers_that_differ_between_settings_have_one_epsilon():
     """A bound of 1 for others puts everybody into the tier "bound 1": its name says nothing of a setting with 3."""
     claims = [functools.partial(tiered_claim, others) for others in (1, 3)]

@@ -361,6 +361,7 @@ def test_honest_guesses_are_not_accused():
     delta=st.sampled_from([1e-3, 1e-6]),
     level=st.sampled_from([0.05, 1e-4]),
 )
+@pytest.mark.full
 def test_no_more_than_jax_privacy(m, share, precision, delta, level):
     """n guesses of which so many are right, at one threshold: both methods to 1e-5, never above."""
     n = math.ceil(share * m)

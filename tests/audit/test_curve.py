@@ -31,7 +31,10 @@ def audit(plan, *, trials=4000, seed=0, **more):
     return audit_curves(plan, keys.__next__, adjacencies=("zero-out", "replace"), trials=trials, **more)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name",
+    ["poisson", "schedule", *(pytest.param(one, marks=pytest.mark.full) for one in ("duplicates", "cyclic", "scaled"))],
+)
 def test_honest_plans_pass(name):
     plan = PLANS[name]()
     curves, noise = audit(plan)

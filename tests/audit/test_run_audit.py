@@ -208,6 +208,7 @@ def test_another_plan_is_refused(tmp_path, change):
         audit_run(tmp_path, trials=1000)
 
 
+@pytest.mark.full
 def test_time_is_kept_or_explained(tmp_path, capsys):
     write_run(tmp_path, claim())
     audit_run(tmp_path, trials=1000, seed=1)  # compiles

@@ -56,6 +56,7 @@ def public_run(corpus):
     return folder
 
 
+@pytest.mark.full
 def test_public_run_is_a_checkpoint_for_a_private_one(corpus, public_run, tmp_path):
     assert {"config.json", "vocab.txt", "model.safetensors"} <= {file.name for file in public_run.iterdir()}
     config = config_of(corpus, privacy="epsilon = 8\ndelta = 1e-5", model=f'checkpoint = "{public_run}"')
@@ -112,6 +113,7 @@ def test_copied_weights_of_private_data_are_refused(corpus, tmp_path, monkeypatc
     assert refuse_private_checkpoint(copy) is None  # the statement inside is what tells
 
 
+@pytest.mark.full
 def test_copied_weights_of_public_data_and_from_elsewhere(public_run, tmp_path):
     copy = copied(public_run, tmp_path / "copy")
     assert refuse_private_checkpoint(copy) is None

@@ -120,7 +120,9 @@ def train(folder, name, *, model="linear", mechanism=POISSON, shards=None):
     return run(["train", str(folder / f"{name}.toml"), "-o", str(folder / name)])
 
 
-@pytest.mark.parametrize("model", list(MODELS))
+@pytest.mark.parametrize(
+    "model", ["linear", "text", *(pytest.param(one, marks=pytest.mark.full) for one in ("own", "bert"))]
+)
 def test_shards_train_the_same_bits(data, model):
     assert select(data) == 0
     assert train(data, "whole", model=model) == 0

@@ -1,5 +1,7 @@
 """Peeling loses no optimum, and its prices carry over."""
 
+import math
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,17 +27,19 @@ def test_no_optimum_is_lost(graph, bound, duplicates):
     limit = bound if duplicates else 1
     examples, _, peeled = packed(graph, bound, limit)
     core = peeled.core
-    best = 0
-    for counts in np.ndindex(*[limit + 1] * core.num_items) if core.num_items else [()]:
-        loads = np.zeros(core.num_users, np.int64)
-        np.add.at(loads, core.users, np.repeat(np.array(counts, np.int64), np.diff(core.indptr)))
-        if (loads <= core.capacity).all():
-            taken = peeled.taken.copy()
-            taken[peeled.core_items] += np.array(counts, np.int32)
-            copies = np.empty_like(taken)
-            copies[examples] = taken
-            assert copies_per_user(graph, copies).max(initial=0) <= bound
-            best = max(best, int(copies.sum()))
+    shape = [limit + 1] * core.num_items
+    counts = np.array(list(np.ndindex(*shape)), np.int64).reshape(math.prod(shape), -1)  # (ways, items of the core)
+    users = np.zeros((core.num_items, core.num_users), np.int64)
+    np.add.at(users, (np.repeat(np.arange(core.num_items), np.diff(core.indptr)), core.users), 1)
+    counts = counts[(counts @ users <= core.capacity).all(axis=1)]
+    taken = np.repeat(peeled.taken[None].astype(np.int64), len(counts), axis=0)
+    taken[:, peeled.core_items] += counts
+    copies = np.empty_like(taken)  # (ways, examples)
+    copies[:, examples] = taken
+    whole = np.zeros((graph.num_examples, graph.num_users), np.int64)
+    np.add.at(whole, (np.repeat(np.arange(graph.num_examples), graph.users_per_example), graph.users), 1)
+    assert (copies @ whole).max(initial=0) <= bound
+    best = int(copies.sum(axis=1).max())
     assert best == largest(graph, bound, limit)
 
 
