@@ -155,6 +155,7 @@ def test_tune_chooses_as_fit_does(examples):
     assert bounded.plan.batch_size == limited.plan.batch_size
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("given", ["", SHAPE])
 def test_tune_is_what_the_verb_does(examples, tmp_path, capsys, given):
     import pyarrow.parquet as pq

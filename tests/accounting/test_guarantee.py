@@ -394,6 +394,7 @@ def tiered_claim(others, epsilon):
     return guarantee(certificate, mechanism, epsilon=epsilon, held_out=held_out, epsilon_share=0.1, **CLAIM)
 
 
+@pytest.mark.full
 def test_tiers_of_a_tuning():
     """Of the same people, whatever else differs: the tuning of a run in which everybody is as careful as they are."""
     claims = [functools.partial(tiered_claim, 3)]

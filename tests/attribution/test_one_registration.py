@@ -59,6 +59,7 @@ def test_a_registered_source_is_recognized_and_read(lines: Path):
         DataSource(path=lines, separator=";").read()
 
 
+@pytest.mark.full
 def test_the_command_line_and_a_configuration_read_it(lines: Path, capsys):
     assert run(["inspect", str(lines), "--format", "toy"]) == 0
     assert run(["plan", str(lines), "--epsilon", "8", "--delta", "1e-6", "--batch-size", "8", "--iterations", "4",

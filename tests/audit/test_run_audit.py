@@ -145,6 +145,7 @@ def test_output_for_people_and_machines(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["audits_run"] == 2
 
 
+@pytest.mark.full
 def test_an_audit_says_what_it_does_not_see(tmp_path):
     """`scale_gradients` is trained as it is; of a loss that nobody knows, a stand-in is."""
     scaled = write_run(tmp_path, claim(), model=planted_bugs.ROWS.describe(), options={"scale_gradients": True})

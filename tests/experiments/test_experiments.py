@@ -18,6 +18,7 @@ SLOW |= {"dpsgd_against_dpmf", "selection_bias", "accuracy_of_mechanisms", "accu
 SLOW |= {"text_models"}
 SLOW |= {"covered_evaluation", "defaults", "tuning_worth"}
 SLOW |= {"error_frontier"}  # its mechanisms are calibrated by the tests of accounting and planning
+SLOW |= {"canary_power", "cost_of_groups", "feasible_separation", "fewer_participations", "node_privacy", "tiers"}
 
 
 def check_verdicts(module, verdicts):

@@ -83,6 +83,7 @@ def test_calibrate(data: Path, capsys):
     assert "Mechanism: toy coins of probability" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_train_and_report(data: Path, capsys):
     config, folder = write_configuration(data.parent, mechanism={"kind": "toy-sgd"}), data.with_name("RUN")
     assert run(["train", str(config), "-o", str(folder)]) == 0

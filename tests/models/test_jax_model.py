@@ -658,6 +658,7 @@ def test_description_follows_the_model():
     assert all(one != other for number, one in enumerate([first, *described]) for other in described[number:])
 
 
+@pytest.mark.full
 def test_description_is_the_same_in_every_process(tmp_path):
     code = textwrap.dedent(
         """

@@ -72,6 +72,7 @@ def test_public_run_is_a_checkpoint_for_a_private_one(corpus, public_run, tmp_pa
     assert tested["loss"][0] > 0
 
 
+@pytest.mark.full
 def test_checkpoint_of_private_data_is_refused(corpus, tmp_path):
     without_privacy = tmp_path / "without"
     run(config_of(corpus), without_privacy)
@@ -93,6 +94,7 @@ def copied(run_folder, place):
     return place
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("privacy", "match"), [("epsilon = 8\ndelta = 1e-5", "composed"), ('epsilon = "none"', "not declared public")]
 )
@@ -126,6 +128,7 @@ def test_copied_weights_of_public_data_and_from_elsewhere(public_run, tmp_path):
         refuse_private_checkpoint(copy)
 
 
+@pytest.mark.full
 def test_private_log(corpus, tmp_path):
     """How many texts were cut or empty is content: in a file of its owner's, and in nothing that leaves."""
     for name in ("vocab.txt", "config.json"):
@@ -202,6 +205,7 @@ def test_vocabulary_larger_than_the_model(corpus, tmp_path):
         config.task(config.source().read().payload.schema)
 
 
+@pytest.mark.full
 def test_interrupted_text_run_is_resumed(corpus, tmp_path):
     """Masks, coins and noise follow from the key: the run that stopped ends in the bits of the one that did not."""
     config = config_of(corpus, privacy="epsilon = 8\ndelta = 1e-5")

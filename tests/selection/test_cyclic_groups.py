@@ -99,6 +99,7 @@ def test_little_is_lost_and_groups_are_even(partitioner, duplicates):
     assert max(sizes) <= 1.3 * min(sizes)
 
 
+@pytest.mark.full
 def test_threads():
     """The partition does not depend on the number of cores, each process having initialized the library once."""
     code = (

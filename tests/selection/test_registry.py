@@ -101,6 +101,7 @@ run(["select", "--help"])
 """
 
 
+@pytest.mark.full
 def test_one_file_and_one_line_make_a_selector_known(tmp_path):
     """In Python, on the command line with its own option, in TOML and to a plan."""
     package = tmp_path / "coowned"
