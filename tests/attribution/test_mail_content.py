@@ -118,6 +118,7 @@ class ReadError(Exception):
     """A body was read."""
 
 
+@pytest.mark.full
 def test_a_tuning_reads_no_body_before_its_guarantee(tmp_path, monkeypatch):
     box(tmp_path, count=120)
     read, before = [], []

@@ -127,6 +127,7 @@ def audit_own(make):
     return audit_with_canaries(model, data, make, content, per_user=BOUND, coins=RunKey.from_seed(0))
 
 
+@pytest.mark.full
 def test_an_honest_model_of_ones_own_passes():
     assert audit_own(make_plan).claim_holds
 

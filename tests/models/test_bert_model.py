@@ -87,6 +87,7 @@ def assert_same(found, expected, tolerance=1e-6):
 # ---- the sum ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("clip_norm", [1e-6, 0.3, 2.0, 30.0])
 def test_equals_the_mechanism(clip_norm):
     mask = np.arange(SIZE) != 4

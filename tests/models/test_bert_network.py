@@ -37,6 +37,7 @@ def alone(own, batch, row, clip_norm):
     return integer_sum(MODEL, own, batch, np.arange(SIZE) == row, clip_norm)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("clip_norm", [1e-6, 0.3, 2.0, 30.0])
 def test_classifier_equals_the_mechanism(clip_norm):
     own, batch, mask = parameters(MODEL), make_batch(), np.arange(SIZE) != 4

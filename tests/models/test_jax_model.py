@@ -640,6 +640,7 @@ def weighted_by(weights):
     return lambda p, e, k: loss(p, e, k) + (p["layers"][0]["b"][0] * weights).sum()
 
 
+@pytest.mark.full
 def test_description_follows_the_model():
     first = make_model().describe()
     assert first == make_model().describe()
